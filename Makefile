@@ -1,0 +1,45 @@
+# make run    set up, then: data → a few minutes of training → perplexity, text, attention picture
+# make test   set up, then: style, types, fast tests      make test-all   the slow tests too
+# Each sets up what it needs in .venv by itself and does so again when the requirements change.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+# Tests and runs take WikiText-2 from here where it is; otherwise from data/, the cache or the hub.
+ifneq ($(wildcard ../shared/wikitext-2/wiki.train.tokens),)
+export MINIGPT_DATA ?= $(abspath ../shared)
+endif
+
+.PHONY: run test test-all lint clean
+.DELETE_ON_ERROR:
+
+run: .venv/run.stamp
+	$(BIN)/minigpt quickstart
+
+test: lint
+	$(BIN)/python -m pytest -m "not slow" --durations=10
+
+test-all: lint
+	$(BIN)/python -m pytest --durations=25
+
+lint: .venv/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo 'error: $(PYTHON) is too old: install Python 3.11 or newer, or name one: make PYTHON=python3.12 …' >&2; exit 2; }
+	$(PYTHON) -m venv .venv
+
+.venv/run.stamp: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+.venv/dev.stamp: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@ .venv/run.stamp
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

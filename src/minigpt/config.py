@@ -1,0 +1,430 @@
+"""Every choice of a run, named, typed, checked and frozen.
+
+In: the name of a preset (a TOML file in `presets/`), a TOML file or dictionary, flags laid over it.
+Out: one `Config`, which is saved as config.json beside the weights it led to.
+
+A choice lives on one field and its help text stands below it, once: the command line shows the same
+words. Nothing here imports torch, so that `minigpt --help` answers at once.
+"""
+
+import dataclasses
+import difflib
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+Position = Literal["sinusoidal", "learned", "rotary"]
+Norm = Literal["layer", "rms"]
+NormPlacement = Literal["post", "pre"]
+FeedForward = Literal["relu", "gelu", "swiglu", "relu2"]
+Output = Literal["full", "adaptive"]
+TokenizerKind = Literal["basic_english", "wikitext", "bpe", "char"]
+Precision = Literal["auto", "float32", "bfloat16"]
+
+BUDGETS = ("minutes", "epochs", "steps")
+
+ConfigT = TypeVar("ConfigT")
+
+# What other code bases call some settings; whoever types such a name is told ours.
+_ELSEWHERE = {
+    "learning_rate": "optim.rate",
+    "lr": "optim.rate",
+    "n_embd": "model.d_model",
+    "block_size": "model.context_length",
+    "max_iters": "steps",
+}
+
+
+class UserError(ValueError):
+    """A mistake that its maker can mend: one line that says what, which value and what to do.
+
+    The command line prints it as `error: …` and exits with status 2.
+    """
+
+
+def closest(name: str, choices: Iterable[str]) -> str:
+    """Return ` (did you mean X?)` for the choice that looks most like `name`, or nothing."""
+    near = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def closest_key(name: str, keys: Iterable[str]) -> str:
+    """Return ` (did you mean KEY?)` for the dotted key or flag most like `name`, or nothing.
+
+    The last part of a key is enough to find it, and so are the names it has elsewhere.
+    """
+    whole = {_plain(key): key for key in keys}
+    # Of two keys that end alike the first is meant: those of the model stand above the optimizer's.
+    last = {key.rpartition(".")[2]: whole[key] for key in reversed(whole)}
+    foreign = {theirs: whole[ours] for theirs, ours in _ELSEWHERE.items() if ours in whole}
+    spoken = {**foreign, **last, **whole}
+    near = difflib.get_close_matches(_plain(name), spoken, n=1, cutoff=0.6)
+    return f" (did you mean {spoken[near[0]]}?)" if near else ""
+
+
+def _plain(key: str) -> str:
+    return key.lstrip("-").replace("-", "_")
+
+
+def key_names(kind: type, path: str = "") -> list[str]:
+    """Return the dotted names of all settings in the dataclass `kind` and in those inside it."""
+    names: list[str] = []
+    for name, hint in typing.get_type_hints(kind).items():
+        inner = dataclasses.is_dataclass(hint)
+        names += key_names(hint, f"{path}{name}.") if inner else [f"{path}{name}"]
+    return names
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise UserError(message)
+
+
+def _require_positive(config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        _require(
+            math.isfinite(value) and value > 0, f"{name} is {value}: it must be greater than 0"
+        )
+
+
+def _require_share(config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        _require(0 <= value < 1, f"{name} is {value}: it must be at least 0 and less than 1")
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """How text becomes ids."""
+
+    kind: TokenizerKind = "basic_english"
+    """basic_english (the classic one), wikitext (the closed vocabulary of all published figures),
+    bpe (bytes, GPT-2's split) or char."""
+    vocab_size: int = 10_000
+    """Entries kept, specials included, the most frequent first; 0 keeps every word. bpe: pieces."""
+
+    def __post_init__(self) -> None:
+        """Refuse a vocabulary that could not even hold the specials."""
+        _require(
+            self.vocab_size == 0 or self.vocab_size >= 5,
+            f"tokenizer.vocab_size is {self.vocab_size}: give 0 (every word) or at least 5",
+        )
+        _require(
+            self.kind != "bpe" or self.vocab_size >= 257,
+            f"tokenizer.vocab_size is {self.vocab_size}: bpe needs at least 257 "
+            "(256 bytes and <eos>)",
+        )
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The sizes and the parts of a Mini-GPT. Letters in brackets are those of the paper."""
+
+    vocab_size: int = 0
+    """Entries of the vocabulary [V]; 0: as many as the tokenizer has."""
+    context_length: int = 256
+    """The longest stretch of text that the model sees at once [T]."""
+    d_model: int = 256
+    """Width of the residual stream [D]."""
+    n_heads: int = 8
+    """Attention heads [H], each of which may look at another relation."""
+    n_kv_heads: int = 0
+    """Heads that keys and values have (grouped-query attention); 0: as many as n_heads."""
+    d_head: int = 0
+    """Width of a head [K]; 0: d_model / n_heads."""
+    d_ff: int = 0
+    """Inner width of the feed-forward network [F]; 0: 4 d_model, for swiglu 8/3 d_model."""
+    n_layers: int = 6
+    """Blocks, one upon the other [L]."""
+    position: Position = "rotary"
+    """How a position is told: sinusoidal and learned add a vector to the embedding, rotary turns
+    queries and keys."""
+    norm: Norm = "rms"
+    """layer (centre and scale) or rms (scale alone)."""
+    norm_placement: NormPlacement = "pre"
+    """post: after each residual sum, as in the paper; pre: before each part, as in GPT-2."""
+    feed_forward: FeedForward = "swiglu"
+    """The network between two attentions, named by its activation."""
+    qk_norm: bool = False
+    """Normalise each query and key over d_head before it is turned."""
+    bias: bool = False
+    """Give linear maps and layer norms a bias."""
+    tie_embeddings: bool = True
+    """Use one table for the words that come in and the words that go out."""
+    dropout: float = 0.0
+    """Share of activations dropped in training, after the embedding and after each part."""
+    attention_dropout: float = 0.0
+    """Share of attention weights dropped in training. On a CPU anything above 0 is slow."""
+    output: Output = "full"
+    """full softmax, or adaptive: frequent words first, rare ones in clusters that cost less."""
+    cutoffs: tuple[int, ...] = (2_000, 10_000)
+    """Ids at which the clusters of the adaptive softmax begin. Those past the vocabulary go."""
+    tail_divisor: int = 4
+    """Each cluster of rare words is narrower than the one before it by this factor."""
+    norm_eps: float = 1e-5
+    """Added to the variance before its root is taken."""
+    rope_base: float = 10_000.0
+    """Base of the rotary angles: the larger, the slower the slowest pair turns."""
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that do not fit together, naming the numbers."""
+        _require_positive(
+            self, "context_length", "d_model", "n_heads", "n_layers", "tail_divisor", "norm_eps"
+        )
+        _require_positive(self, "rope_base")
+        _require_share(self, "dropout", "attention_dropout")
+        for name in ("vocab_size", "n_kv_heads", "d_head", "d_ff"):
+            value = getattr(self, name)
+            _require(value >= 0, f"{name} is {value}: it must be greater than 0, or 0 to derive it")
+        _require(
+            self.d_head > 0 or self.d_model % self.n_heads == 0,
+            f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}: "
+            "change one of them, or set d_head",
+        )
+        kv_heads = self.n_kv_heads or self.n_heads
+        _require(
+            self.n_heads % kv_heads == 0,
+            f"n_heads {self.n_heads} is not a multiple of n_kv_heads {kv_heads}: "
+            "each key head serves the same number of query heads",
+        )
+        d_head = self.d_head or self.d_model // self.n_heads
+        _require(
+            self.position != "rotary" or d_head % 2 == 0,
+            f"d_head {d_head} is odd: rotary positions turn pairs, so make it even",
+        )
+        _require(
+            self.position != "sinusoidal" or self.d_model % 2 == 0,
+            f"d_model {self.d_model} is odd: sinusoidal positions come in pairs, so make it even",
+        )
+        rising = all(a < b for a, b in zip(self.cutoffs, self.cutoffs[1:], strict=False))
+        _require(
+            rising and all(cutoff > 0 for cutoff in self.cutoffs),
+            f"cutoffs are {self.cutoffs}: they must be greater than 0 and rise",
+        )
+
+    def resolved(self, vocab_size: int = 0) -> "ModelConfig":
+        """Return a copy in which every size that was left at 0 has the value it stands for.
+
+        vocab_size is the tokenizer's; a config that already names another one is an error.
+        """
+        _require(
+            not (vocab_size and self.vocab_size) or vocab_size == self.vocab_size,
+            f"model.vocab_size is {self.vocab_size} but the tokenizer has {vocab_size} entries: "
+            "leave it out, or set tokenizer.vocab_size",
+        )
+        size = vocab_size or self.vocab_size
+        _require(size > 0, "vocab_size is 0: give the number of entries of the vocabulary")
+        # Two of swiglu's three matrices are 8/3 D wide: together they cost what two of 4 D do.
+        swiglu_width = 32 * math.ceil(8 * self.d_model / 3 / 32)
+        wide = swiglu_width if self.feed_forward == "swiglu" else 4 * self.d_model
+        return dataclasses.replace(
+            self,
+            vocab_size=size,
+            n_kv_heads=self.n_kv_heads or self.n_heads,
+            d_head=self.d_head or self.d_model // self.n_heads,
+            d_ff=self.d_ff or wide,
+            cutoffs=tuple(cutoff for cutoff in self.cutoffs if cutoff < size),
+        )
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """How gradients become steps: Muon for the hidden matrices, AdamW for all else."""
+
+    matrix_rate: float = 0.02
+    """Learning rate of the hidden matrices (Muon); 0 gives them to AdamW as well."""
+    rate: float = 3e-3
+    """Learning rate of AdamW."""
+    momentum: float = 0.95
+    """Momentum of Muon, Nesterov's."""
+    beta1: float = 0.9
+    """How slowly AdamW forgets the mean of its gradients."""
+    beta2: float = 0.95
+    """How slowly AdamW forgets their squares."""
+    eps: float = 1e-8
+    """Added to AdamW's denominator."""
+    matrix_weight_decay: float = 0.1
+    """Decay of the hidden matrices under Muon, times its rate."""
+    weight_decay: float = 0.01
+    """Decay of tables and matrices under AdamW, times its rate. Norms and biases never decay."""
+    clip: float = 1.0
+    """Largest norm of all gradients, taken together; 0 does not clip."""
+    warm_up: float = 0.03
+    """Share of the budget over which the rates rise."""
+    hold: float = 0.4
+    """Share of the budget after which they fall, in a straight line."""
+    final_rate: float = 0.0
+    """What they fall to, as a share of the highest."""
+
+    def __post_init__(self) -> None:
+        """Refuse rates and shares outside their range."""
+        _require_positive(self, "rate", "eps")
+        _require_share(self, "momentum", "beta1", "beta2", "warm_up", "final_rate")
+        for name in ("matrix_rate", "matrix_weight_decay", "weight_decay", "clip"):
+            value = getattr(self, name)
+            _require(
+                math.isfinite(value) and value >= 0, f"{name} is {value}: it must be at least 0"
+            )
+        _require(
+            self.warm_up <= self.hold <= 1,
+            f"hold is {self.hold}: it must lie between warm_up ({self.warm_up}) and 1",
+        )
+
+
+@dataclass(frozen=True)
+class Config:
+    """One training run: what is read, what is built, how long it learns, and on what machine."""
+
+    data: str = "wikitext-2"
+    """wikitext-2, wikitext-2-raw, wikitext-103, tinystories, python-docs, a .txt file, a folder,
+    or hf:NAME."""
+    minutes: float | None = None
+    """Budget in minutes of training, compilation and validation included."""
+    epochs: float | None = None
+    """Budget in passes over the training text."""
+    steps: int | None = None
+    """Budget in optimizer steps."""
+    batch_size: int = 16
+    """Windows of context_length ids in one step [B]."""
+    accumulation: int = 1
+    """Micro-batches that a step's batch is computed in, one after the other, to save memory."""
+    validations: int = 4
+    """How often, in equal parts of the budget, all of valid is scored, text is sampled and a
+    checkpoint is written; the last is at the end."""
+    patience: int = 0
+    """Stop after this many validations without a better one; 0 never does."""
+    seed: int = 1
+    """Seed of every random number: initial weights, order of the data, dropout, samples."""
+    device: str = "auto"
+    """auto, cpu, cuda or mps."""
+    threads: int = 0
+    """CPU threads; 0: as many as there are cores to use."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """torch.compile; auto times a few steps of each and keeps the faster (never in budgets under
+    five minutes)."""
+    precision: Precision = "auto"
+    """Precision of the matrix products; auto times both and takes bfloat16 where it is clearly
+    faster. Weights, sums and losses are float32 always."""
+    log: Literal["none", "tensorboard", "wandb"] = "none"
+    """Where else the metrics go; metrics.jsonl has them always."""
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+
+    def __post_init__(self) -> None:
+        """Refuse a run that could not start."""
+        _require(bool(self.data.strip()), "data is empty: name a corpus, a file or a folder")
+        for name in BUDGETS:
+            if getattr(self, name) is not None:
+                _require_positive(self, name)
+        given = [n for n in BUDGETS if getattr(self, n) is not None]
+        _require(len(given) <= 1, f"{' and '.join(given)} are both given: one budget is enough")
+        _require_positive(self, "batch_size", "accumulation", "validations")
+        _require(self.patience >= 0, f"patience is {self.patience}: it must be at least 0")
+        _require(self.threads >= 0, f"threads is {self.threads}: it must be at least 0")
+        _require(0 <= self.seed < 2**32, f"seed is {self.seed}: it must lie between 0 and 2^32 - 1")
+        _require(
+            self.batch_size % self.accumulation == 0,
+            f"batch_size {self.batch_size} is not a multiple of accumulation {self.accumulation}: "
+            "change one of them",
+        )
+        _require(
+            self.device.split(":")[0] in ("auto", "cpu", "cuda", "mps"),
+            f"device {self.device} is not known: take auto, cpu, cuda or mps",
+        )
+
+
+def preset_names() -> list[str]:
+    """Return the names that `minigpt train` knows, in the order of the alphabet."""
+    folder = resources.files("minigpt") / "presets"
+    files = [file.name for file in folder.iterdir()]
+    return sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
+
+
+def load_preset(name: str) -> Config:
+    """Return the preset called `name`. Raises UserError, with the nearest name, where none is."""
+    names = preset_names()
+    _require(
+        name in names,
+        f"preset {name} is not known{closest(name, names)}: take one of {', '.join(names)}",
+    )
+    text = (resources.files("minigpt") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
+    return from_dict(Config, tomllib.loads(text))
+
+
+def load_file(path: Path, base: Config | None = None) -> Config:
+    """Return what the TOML file at `path` says, laid over `base` (default: the defaults)."""
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise UserError(f"config file {path} does not exist: check the path") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"config file {path} cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"config file {path} is not TOML: {error}") from None
+    return from_dict(Config, tree, base)
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Return a config as a tree of plain values, ready for JSON."""
+    return dataclasses.asdict(config)
+
+
+def from_dict(
+    kind: type[ConfigT], tree: Mapping[str, Any], base: ConfigT | None = None, path: str = ""
+) -> ConfigT:
+    """Build the dataclass `kind` from a tree of plain values, laid over `base`.
+
+    Raises UserError, naming the key, for one that is unknown or whose value has the wrong type.
+    """
+    hints = typing.get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for key, value in tree.items():
+        _require(
+            key in hints,
+            f"key {path}{key} is not known{closest_key(path + key, key_names(Config))}: "
+            "correct it or take it out",
+        )
+        if dataclasses.is_dataclass(hints[key]):
+            _require(isinstance(value, Mapping), f"key {path}{key} is {value!r}: it is a table")
+            part = getattr(base, key) if base is not None else None
+            values[key] = from_dict(hints[key], value, part, f"{path}{key}.")
+        else:
+            values[key] = _convert(value, hints[key], f"{path}{key}")
+    if kind is Config and any(values.get(name) is not None for name in BUDGETS):
+        # A new budget takes the place of the old one; it does not come beside it.
+        values = {**dict.fromkeys(BUDGETS), **values}
+    return dataclasses.replace(base, **values) if base is not None else kind(**values)  # type: ignore[type-var]
+
+
+def _convert(value: Any, hint: Any, name: str) -> Any:
+    """Return `value` as the type `hint` says, or raise UserError; whole numbers serve as float."""
+    origin, options = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        _require(
+            value in options,
+            f"{name} is {value!r}{closest(str(value), options)}: take one of {', '.join(options)}",
+        )
+        return value
+    if origin in (types.UnionType, typing.Union):
+        if value is None:
+            return None
+        return _convert(value, next(o for o in options if o is not type(None)), name)
+    if origin is tuple:
+        _require(isinstance(value, list | tuple), f"{name} is {value!r}: it must be a list")
+        return tuple(_convert(item, options[0], name) for item in value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    fits = isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
+    _require(fits, f"{name} is {value!r}: it must be {_SPOKEN.get(hint, hint)}")
+    return value
+
+
+_SPOKEN = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
