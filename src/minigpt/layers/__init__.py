@@ -1,0 +1,26 @@
+"""The parts of a Transformer, a file a part: norm, positions, attention, feed_forward."""
+
+from minigpt.layers.attention import (
+    CausalSelfAttention,
+    KeyValueCache,
+    MultiHeadAttention,
+    ScaledDotProductAttention,
+    attention,
+)
+from minigpt.layers.feed_forward import PositionwiseFeedForward
+from minigpt.layers.norm import LayerNorm, RMSNorm
+from minigpt.layers.positions import PositionalEncoding, Rotary, sinusoidal_table
+
+__all__ = [
+    "CausalSelfAttention",
+    "KeyValueCache",
+    "LayerNorm",
+    "MultiHeadAttention",
+    "PositionalEncoding",
+    "PositionwiseFeedForward",
+    "RMSNorm",
+    "Rotary",
+    "ScaledDotProductAttention",
+    "attention",
+    "sinusoidal_table",
+]

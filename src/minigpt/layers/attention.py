@@ -1,0 +1,249 @@
+"""Attention: every position gathers what it needs from the positions it may see.
+
+In and out: vectors x (B, T, D). Inside, each head works on its own K channels of them: queries,
+keys and values (B, H, T, K).
+
+Read in this order: `attention` is equation 1 of the paper; `ScaledDotProductAttention` the same
+with a mask and dropout; `MultiHeadAttention` section 3.2.2, as encoders and decoders use it; then
+what a decoder-only model makes of it: which positions are visible, the same sum computed fast, the
+cache of keys and values, and `CausalSelfAttention`, which is the attention of Mini-GPT.
+
+B batch · T sequence · D d_model · H heads · K d_head
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from minigpt.layers.norm import RMSNorm
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor, dropout: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Mix the values of all visible positions, each as much as its key answers the query.
+
+    softmax(Q Kᵀ / √d_k) V   — Vaswani et al. 2017, section 3.2.1, equation 1.
+
+    q, k, v   (B, H, T, K)    visible   (…, T, T) bool: may position i look at position j?
+    Returns the mixed values (B, H, T, K) and the weights (B, H, T, T) that mixed them, as they
+    were before dropout: rows sum to 1, or to 0 where nothing is visible.
+    """
+    scores = q @ k.transpose(-2, -1)  # (B, H, T, T)
+    # A dot product of K unit-variance pairs has variance K. Undo that, or the softmax saturates as
+    # heads grow wider and its gradient dies.
+    scores = scores / math.sqrt(q.size(-1))
+    # exp(-inf) is exactly 0, so a hidden position gets no weight at all, not merely a small one.
+    scores = scores.masked_fill(~visible, -math.inf)
+    # In a row that sees nothing every score is -inf and the softmax would be 0/0. Give such rows
+    # any finite scores (so that no NaN flows backward either) and take the weights away again.
+    sees_something = visible.any(dim=-1, keepdim=True)
+    weights = scores.masked_fill(~sees_something, 0.0).softmax(dim=-1)  # (B, H, T, T)
+    weights = weights.masked_fill(~sees_something, 0.0)
+    return F.dropout(weights, dropout) @ v, weights  # (B, H, T, K), (B, H, T, T)
+
+
+class ScaledDotProductAttention(nn.Module):
+    """Equation 1 as a module, with a mask that says who is hidden and dropout on the weights."""
+
+    def __init__(self, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.dropout = dropout
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the output (…, T, K) and the attention weights (…, T, T).
+
+        q, k, v   (…, T, K)    mask   broadcastable to (…, T, T); where it is 0 (or False) is hidden
+        """
+        visible = torch.ones((), dtype=torch.bool, device=q.device) if mask is None else mask != 0
+        visible = visible.expand(*visible.shape[:-2], q.size(-2), k.size(-2))
+        return attention(q, k, v, visible, self.dropout if self.training else 0.0)
+
+
+def split_heads(x: Tensor, n_heads: int) -> Tensor:
+    """(B, T, H·K) → (B, H, T, K): from here on each head is on its own."""
+    return x.view(*x.shape[:2], n_heads, -1).transpose(1, 2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """(B, H, T, K) → (B, T, H·K): the Concat of section 3.2.2."""
+    return x.transpose(1, 2).flatten(2)
+
+
+class MultiHeadAttention(nn.Module):
+    """Let h heads attend at once, each in its own projection of the input, and join what they
+    found.
+
+    MultiHead(Q, K, V) = Concat(head_1, …, head_h) W^O,
+    head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V)   — Vaswani et al. 2017, section 3.2.2.
+
+    The h matrices W_i^Q stand side by side in one (D, D) matrix, so one product serves all heads.
+    """
+
+    def __init__(self, d_model: int = 512, n_heads: int = 8, dropout: float = 0.1) -> None:
+        super().__init__()
+        if d_model < 1 or n_heads < 1 or d_model % n_heads:
+            raise ValueError(
+                f"d_model {d_model} is not a multiple of n_heads {n_heads}: change one of them"
+            )
+        self.n_heads = n_heads
+        self.query = nn.Linear(d_model, d_model)
+        self.key = nn.Linear(d_model, d_model)
+        self.value = nn.Linear(d_model, d_model)
+        self.output = nn.Linear(d_model, d_model)
+        self.attention = ScaledDotProductAttention(dropout)
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the output (B, T, D) and the weights (B, H, T, S) of every head.
+
+        query   (B, T, D)    key, value   (B, S, D); the same as query in self-attention
+        mask    (T, S), (B, T, S) or (B, H, T, S); where it is 0 is hidden
+        """
+        if mask is not None and mask.dim() == 3:
+            mask = mask.unsqueeze(1)  # (B, 1, T, S): one mask for all heads
+        q = split_heads(self.query(query), self.n_heads)  # (B, H, T, K)
+        k = split_heads(self.key(key), self.n_heads)  # (B, H, S, K)
+        v = split_heads(self.value(value), self.n_heads)  # (B, H, S, K)
+        mixed, weights = self.attention(q, k, v, mask)
+        return self.output(merge_heads(mixed)), weights
+
+
+def causal_mask(n_queries: int, n_keys: int, device: torch.device | None = None) -> Tensor:
+    """Return which positions are visible, (n_queries, n_keys) bool: none that comes later.
+
+    The queries are the last of the keys' positions, so a single query sees all keys.
+    """
+    visible = torch.ones(n_queries, n_keys, dtype=torch.bool, device=device)
+    return visible.tril(n_keys - n_queries)
+
+
+def taught_causal_attention(
+    q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Compute `attention` with nothing later visible; a group of query heads may share one key
+    head.
+
+    q   (B, H, T, K)    k, v   (B, G, S, K), G a divisor of H; the queries are the last T of S
+    positions Returns the mixed values (B, H, T, K) and the weights (B, H, T, S).
+    """
+    groups = q.size(1) // k.size(1)
+    # Query heads 0 … groups − 1 share key head 0, and so on (Ainslie et al. 2023, figure 2).
+    k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    return attention(q, k, v, causal_mask(q.size(2), k.size(2), q.device), dropout)
+
+
+def fast_causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
+    """Compute what `taught_causal_attention` does, without ever holding the weights.
+
+    PyTorch works through the keys in blocks that fit the processor's cache (Dao et al. 2022), which
+    saves the (T, S) matrix and most of the time. Same shapes; returns the mixed values alone.
+    """
+    n_queries, n_keys = q.size(2), k.size(2)
+    square = n_queries == n_keys
+    # A lone query is the newest position and sees every key; only a stretch of them needs a mask.
+    some_hidden = not square and n_queries > 1
+    return F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=causal_mask(n_queries, n_keys, q.device) if some_hidden else None,
+        dropout_p=dropout,
+        is_causal=square,
+        enable_gqa=q.size(1) != k.size(1),
+    )
+
+
+class KeyValueCache:
+    """The keys and values of what was read already, so that a new word costs one position, not T.
+
+    Exact, because nothing later is ever visible: what a position computed does not change when the
+    text grows. The buffers have their full size from the start; nothing is allocated per word.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        """Take empty buffers keys and values (L, B, G, T, K) for L layers and G key heads."""
+        self.keys, self.values = keys, values
+        self.length = 0
+
+    @property
+    def capacity(self) -> int:
+        """How many positions it can hold."""
+        return self.keys.size(3)
+
+    def reset(self) -> None:
+        """Forget everything; the next ids stand at position 0 again."""
+        self.length = 0
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store k, v (B, G, T, K) of one layer behind what it holds; return all of them.
+
+        `length` moves only in `advance`, once every layer has stored its part.
+        """
+        end = self.length + k.size(2)
+        if end > self.capacity:
+            raise ValueError(f"the cache holds {self.capacity} positions, {end} are too many")
+        self.keys[layer, :, :, self.length : end] = k
+        self.values[layer, :, :, self.length : end] = v
+        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+
+    def advance(self, n_positions: int) -> None:
+        """Count n_positions as read."""
+        self.length += n_positions
+
+
+class CausalSelfAttention(nn.Module):
+    """Multi-head attention of a sequence to its own past: the attention of Mini-GPT.
+
+    What was added to section 3.2.2 since: keys and values may have fewer heads than queries
+    (grouped-query attention, Ainslie et al. 2023), queries and keys may be normalised (Henry et al.
+    2020) and turned by their position (Su et al. 2021), and the past may come from a cache.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        n_kv_heads: int,
+        d_head: int,
+        *,
+        bias: bool,
+        dropout: float,
+        rotation: nn.Module,
+        qk_norm_eps: float | None,
+    ) -> None:
+        """Build the four projections; qk_norm_eps None leaves queries and keys as they are."""
+        super().__init__()
+        self.n_heads, self.n_kv_heads, self.dropout = n_heads, n_kv_heads, dropout
+        self.query = nn.Linear(d_model, n_heads * d_head, bias=bias)
+        self.key = nn.Linear(d_model, n_kv_heads * d_head, bias=bias)
+        self.value = nn.Linear(d_model, n_kv_heads * d_head, bias=bias)
+        self.output = nn.Linear(n_heads * d_head, d_model, bias=bias)
+        normed = qk_norm_eps is not None
+        self.query_norm = RMSNorm(d_head, qk_norm_eps or 0.0) if normed else nn.Identity()
+        self.key_norm = RMSNorm(d_head, qk_norm_eps or 0.0) if normed else nn.Identity()
+        self.rotation = rotation
+        # Whoever wants to see the weights puts the taught form here for a while.
+        self.attend: Callable[[Tensor, Tensor, Tensor, float], Tensor] = fast_causal_attention
+
+    def forward(self, x: Tensor, cache: KeyValueCache | None = None, layer: int = 0) -> Tensor:
+        """Let each position of x (B, T, D) gather from itself and what came before it: (B, T,
+        D).
+        """
+        offset = cache.length if cache is not None else 0
+        q = split_heads(self.query(x), self.n_heads)  # (B, H, T, K)
+        k = split_heads(self.key(x), self.n_kv_heads)  # (B, G, T, K)
+        v = split_heads(self.value(x), self.n_kv_heads)  # (B, G, T, K)
+        q = self.rotation(self.query_norm(q), offset)
+        k = self.rotation(self.key_norm(k), offset)
+        if cache is not None:
+            k, v = cache.append(layer, k, v)  # (B, G, S, K), S = all positions so far
+        mixed = self.attend(q, k, v, self.dropout if self.training else 0.0)  # (B, H, T, K)
+        x = self.output(merge_heads(mixed))
+        return x

@@ -1,0 +1,224 @@
+"""Mini-GPT: ids in, a probability for every possible next word out.
+
+                 ids (B, T)
+                     │  embedding, positions, dropout
+                  x (B, T, D) ───────────────────────────┐
+      ┌──────────────┴───────────────┐                   │
+      │ block  × L                   │                   │  every block adds to x;
+      │   attention    gathers       │  ← layers/        │  nothing else changes it:
+      │   feed forward digests       │                   │  the residual stream
+      └──────────────┬───────────────┘                   │
+                  x (B, T, D) ◄──────────────────────────┘
+                     │  norm, output
+              logits (B, T, V)
+
+`MiniGPT.forward(ids) -> logits` gives the logits of all positions; `Objective.forward(ids,
+targets)` gives the loss without ever holding them all. Which parts a model has is chosen here,
+once, from its config; no `forward` asks again.
+
+B batch · T sequence · D d_model · V vocabulary · L n_layers
+"""
+
+import math
+
+from torch import Tensor, nn
+
+from minigpt.config import ModelConfig, UserError
+from minigpt.layers.attention import CausalSelfAttention, KeyValueCache
+from minigpt.layers.feed_forward import make_feed_forward
+from minigpt.layers.norm import make_norm
+from minigpt.layers.positions import (
+    LearnedPositions,
+    NoPositions,
+    NoRotation,
+    PositionalEncoding,
+    Rotary,
+)
+from minigpt.output import AdaptiveEmbedding, AdaptiveSoftmax, FullSoftmax
+
+
+class Block(nn.Module):
+    """Attention, then a feed-forward network: the two parts that both kinds of block share."""
+
+    def __init__(self, config: ModelConfig, rotation: nn.Module, layer: int) -> None:
+        """Build block number `layer`; `rotation` serves every block."""
+        super().__init__()
+        self.layer = layer
+        self.attention_norm = make_norm(config.norm, config.d_model, config.norm_eps, config.bias)
+        self.attention = CausalSelfAttention(
+            config.d_model,
+            config.n_heads,
+            config.n_kv_heads,
+            config.d_head,
+            bias=config.bias,
+            dropout=config.attention_dropout,
+            rotation=rotation,
+            qk_norm_eps=config.norm_eps if config.qk_norm else None,
+        )
+        self.feed_forward_norm = make_norm(
+            config.norm, config.d_model, config.norm_eps, config.bias
+        )
+        self.feed_forward = make_feed_forward(
+            config.feed_forward, config.d_model, config.d_ff, config.bias
+        )
+        self.dropout = nn.Dropout(config.dropout)
+
+
+class PostNormBlock(Block):
+    """LayerNorm(x + Sublayer(x))   — Vaswani et al. 2017, section 3.1: normed after the sum.
+
+    What leaves a block has always the same size, but the gradient must pass every norm on its way
+    down, so deep stacks of these need a careful warm-up (Xiong et al. 2020).
+    """
+
+    def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        """Map x (B, T, D) to (B, T, D)."""
+        x = self.attention_norm(x + self.dropout(self.attention(x, cache, self.layer)))
+        x = self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+        return x
+
+
+class PreNormBlock(Block):
+    """x + Sublayer(LayerNorm(x))   — Radford et al. 2019, section 2.3: parts read a normed copy.
+
+    The sum itself is never touched, so a gradient reaches every block undamped. The stream grows
+    with depth, which is why such a model ends with one more norm.
+    """
+
+    def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        """Map x (B, T, D) to (B, T, D)."""
+        x = x + self.dropout(self.attention(self.attention_norm(x), cache, self.layer))
+        x = x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+        return x
+
+
+class MiniGPT(nn.Module):
+    """A decoder-only Transformer: it reads ids from left to right and says what may come next."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Build the parts that config names, with fresh weights from PyTorch's generator."""
+        super().__init__()
+        config = config.resolved()
+        self.config = config
+        self.embedding = self._make_embedding()
+        # Section 3.4: the sines are of size 1, so the words must be too, or nobody hears them.
+        self.embedding_scale = math.sqrt(config.d_model) if config.position == "sinusoidal" else 1.0
+        self.positions = self._make_positions()
+        rotation = (
+            Rotary(config.d_head, config.context_length, config.rope_base)
+            if config.position == "rotary"
+            else NoRotation()
+        )
+        block = PostNormBlock if config.norm_placement == "post" else PreNormBlock
+        self.blocks = nn.ModuleList(block(config, rotation, i) for i in range(config.n_layers))
+        # After post-norm blocks x is normed already.
+        self.norm = (
+            make_norm(config.norm, config.d_model, config.norm_eps, config.bias)
+            if config.norm_placement == "pre"
+            else nn.Identity()
+        )
+        self.output = self._make_output()
+        self._initialise()
+
+    def _make_embedding(self) -> nn.Embedding | AdaptiveEmbedding:
+        config = self.config
+        if config.output == "adaptive":
+            return AdaptiveEmbedding(
+                config.vocab_size, config.d_model, config.cutoffs, config.tail_divisor
+            )
+        return nn.Embedding(config.vocab_size, config.d_model)
+
+    def _make_positions(self) -> nn.Module:
+        config = self.config
+        if config.position == "sinusoidal":
+            return PositionalEncoding(config.d_model, config.dropout, config.context_length)
+        if config.position == "learned":
+            return LearnedPositions(config.context_length, config.d_model, config.dropout)
+        return NoPositions(config.dropout)
+
+    def _make_output(self) -> FullSoftmax | AdaptiveSoftmax:
+        tables = self.embedding if self.config.tie_embeddings else self._make_embedding()
+        if isinstance(tables, AdaptiveEmbedding):
+            return AdaptiveSoftmax(tables)
+        return FullSoftmax(tables.weight)
+
+    def _initialise(self) -> None:
+        """Give every matrix small random weights, so that the first logits are nearly equal.
+
+        GPT-2's values (Radford et al. 2019, section 2.3): standard deviation 0.02, and smaller by
+        √(2L) where a matrix writes to the stream, to which 2L parts add.
+        """
+        into_stream = 0.02 / math.sqrt(2 * self.config.n_layers)
+        table_std = 1 / self.embedding_scale if self.embedding_scale != 1 else 0.02
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif name.endswith(("attention.output.weight", "feed_forward.narrow.weight")):
+                nn.init.normal_(parameter, std=into_stream)
+            elif parameter.dim() == 2:
+                is_table = name.startswith(("embedding", "output"))
+                nn.init.normal_(parameter, std=table_std if is_table else 0.02)
+
+    def hidden(self, ids: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        """Return the last hidden vectors (B, T, D) of ids (B, T), which continue what cache
+        holds.
+        """
+        offset = cache.length if cache is not None else 0
+        if offset + ids.size(1) > self.config.context_length:
+            raise UserError(
+                f"{offset + ids.size(1)} ids are more than context_length "
+                f"{self.config.context_length}: give fewer"
+            )
+        x = self.positions(self.embedding(ids) * self.embedding_scale, offset)  # (B, T, D)
+        for block in self.blocks:
+            x = block(x, cache)
+        if cache is not None:
+            cache.advance(ids.size(1))
+        x = self.norm(x)
+        return x
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return logits (B, T, V): at each position, scores of every word for the next one.
+
+        ids   (B, T) int64, T at most context_length. With the adaptive softmax the scores are
+        log-probabilities.
+        """
+        logits: Tensor = self.output(self.hidden(ids))
+        return logits
+
+    def next_logits(self, ids: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        """Return the logits (B, V) of what follows ids (B, T), which continue what cache holds."""
+        logits: Tensor = self.output(self.hidden(ids, cache)[:, -1])
+        return logits
+
+    def new_cache(self, batch_size: int) -> KeyValueCache:
+        """Return an empty cache for batch_size texts of up to context_length ids."""
+        config, like = self.config, next(self.parameters())
+        shape = (
+            config.n_layers,
+            batch_size,
+            config.n_kv_heads,
+            config.context_length,
+            config.d_head,
+        )
+        return KeyValueCache(like.new_zeros(shape), like.new_zeros(shape))
+
+
+class Objective(nn.Module):
+    """What training makes small: the nats that the targets cost the model.
+
+    A module of its own, because this is what gets compiled or spread over machines.
+    """
+
+    def __init__(self, model: MiniGPT) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor, targets: Tensor) -> tuple[Tensor, int]:
+        """Return the nats of all targets, a scalar, and how many targets that were.
+
+        ids, targets   (B, T) int64; targets[:, i] is the id that follows ids[:, i]
+        """
+        hidden = self.model.hidden(ids).flatten(0, 1)  # (B·T, D)
+        nats, _ = self.model.output.nats(hidden, targets.flatten())
+        return nats, targets.numel()
