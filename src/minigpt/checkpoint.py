@@ -1,0 +1,267 @@
+"""Checkpoints: all that a run needs to be used, or to go on, in a folder that anyone may open.
+
+In: models, optimizers and plain values. Out: a run folder, and back.
+
+    config.json  tokenizer.json          what the run is
+    checkpoints/STEP/model.safetensors   weights
+                     trainer.safetensors optimizer states, random generators
+                     trainer.json        step, clock, best figure; sizes and hashes of the other two
+    last.json  best.json                 which STEP is which
+
+A checkpoint is written under another name and renamed when it is whole; a name points to it only
+after that. Whenever the machine stops, the folder can be read. Tensors are safetensors and all else
+is JSON: opening a stranger's folder runs nothing of his.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, load_model, save_file, save_model
+from torch.optim import Optimizer
+
+from minigpt.config import Config, UserError, from_dict, to_dict
+from minigpt.files import atomic_write
+from minigpt.model import MiniGPT
+from minigpt.tokenizer import Tokenizer
+
+Which = Literal["last", "best"]
+
+
+def write_json(path: Path, tree: Mapping[str, Any]) -> None:
+    """Write tree to path, whole or not at all."""
+    with atomic_write(path) as file:
+        file.write(json.dumps(tree, indent=1, ensure_ascii=False).encode() + b"\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object at path. Raises UserError where there is none."""
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist: is {path.parent} a run folder?") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read ({error}): restore it from a copy") from None
+    if not isinstance(tree, dict):
+        raise UserError(f"{path} is not a JSON object: restore it from a copy")
+    return tree
+
+
+def create_run_folder(
+    run_dir: Path, config: Config, tokenizer: Tokenizer, *, overwrite: bool
+) -> None:
+    """Make run_dir with its config and tokenizer. Raises UserError where something stands
+    already.
+    """
+    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
+        if not overwrite:
+            raise UserError(
+                f"{run_dir} exists already: take another --out, or --overwrite to replace it"
+            )
+        # Only a run is replaced by a run: an --out that names anything else by mistake survives.
+        if not (run_dir / "config.json").is_file() or not (run_dir / "checkpoints").is_dir():
+            raise UserError(
+                f"{run_dir} is not a run folder: remove it yourself or take another --out"
+            )
+        shutil.rmtree(run_dir)
+    try:
+        (run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
+        tokenizer.save(run_dir / "tokenizer.json")
+        write_json(run_dir / "config.json", to_dict(config))
+    except OSError as error:
+        raise UserError(f"{run_dir} cannot be written ({error}): take another --out") from None
+
+
+def read_config(run_dir: Path) -> Config:
+    """Return the config of a run. Raises UserError where run_dir is not a run folder."""
+    if not run_dir.is_dir():
+        raise UserError(f"run folder {run_dir} does not exist: check the path")
+    if not (run_dir / "config.json").is_file():
+        raise UserError(f"{run_dir} is not a run folder (no config.json): check the path")
+    return from_dict(Config, read_json(run_dir / "config.json"))
+
+
+def save_checkpoint(
+    run_dir: Path,
+    step: int,
+    model: MiniGPT,
+    optimizers: list[Optimizer],
+    trainer: Mapping[str, Any],
+    names: list[Which],
+) -> None:
+    """Write a checkpoint, let `names` point to it, and remove those that no name points to.
+
+    trainer   plain values that go into trainer.json
+    Raises OSError where the disk is full or may not be written to; what was there is still there.
+    """
+    folder = run_dir / "checkpoints"
+    temporary = folder / f".{step}.{os.getpid()}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        save_model(model, str(temporary / "model.safetensors"))  # a tied table once
+        tensors, states = _pack(optimizers)
+        tensors["generator.cpu"] = torch.get_rng_state()
+        if torch.cuda.is_available():
+            tensors["generator.cuda"] = torch.cuda.get_rng_state()
+        save_file(tensors, str(temporary / "trainer.safetensors"))
+        files = {
+            name: {"size": (temporary / name).stat().st_size, "sha256": _sha256(temporary / name)}
+            for name in ("model.safetensors", "trainer.safetensors")
+        }
+        write_json(
+            temporary / "trainer.json",
+            {"step": step, **trainer, "optimizers": states, "files": files},
+        )
+        for path in temporary.iterdir():
+            _flush(path)
+        _flush(temporary)
+        final = folder / str(step)
+        shutil.rmtree(final, ignore_errors=True)
+        temporary.rename(final)
+        _flush(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    for name in names:
+        write_json(run_dir / f"{name}.json", {"step": step})
+    kept = {str(_step_of(run_dir, name)) for name in ("last", "best") if _is_named(run_dir, name)}
+    for old in folder.iterdir():
+        if old.name not in kept:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    """Wait until what path holds is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_named(run_dir: Path, name: str) -> bool:
+    return (run_dir / f"{name}.json").is_file()
+
+
+def _step_of(run_dir: Path, name: str) -> int:
+    step = read_json(run_dir / f"{name}.json").get("step")
+    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        raise UserError(f"{run_dir / name}.json names step {step!r}: restore it from a copy")
+    return step
+
+
+def _pack(optimizers: list[Optimizer]) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
+    """Part the optimizers' states into tensors, by name, and plain values."""
+    tensors: dict[str, torch.Tensor] = {}
+    states = []
+    for i, optimizer in enumerate(optimizers):
+        state = optimizer.state_dict()
+        for parameter, values in state["state"].items():
+            for name, tensor in values.items():
+                tensors[f"optimizer.{i}.{parameter}.{name}"] = tensor
+        states.append({"param_groups": state["param_groups"]})
+    return tensors, states
+
+
+def _unpack(
+    tensors: Mapping[str, torch.Tensor], states: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Put together again what `_pack` parted."""
+    packed = [{"state": {}, "param_groups": state["param_groups"]} for state in states]
+    for key, tensor in tensors.items():
+        kind, *rest = key.split(".")
+        if kind == "optimizer":
+            i, parameter, name = rest
+            packed[int(i)]["state"].setdefault(int(parameter), {})[name] = tensor
+    return packed
+
+
+def checkpoint_folder(run_dir: Path, which: Which) -> Path:
+    """Return the folder that `which` points to, once its files are found to be whole.
+
+    Raises UserError for a run that has none yet, and for files of another size or hash than noted.
+    """
+    if not _is_named(run_dir, which):
+        raise UserError(f"{run_dir} has no checkpoint yet: train longer, or train it anew")
+    folder = run_dir / "checkpoints" / str(_step_of(run_dir, which))
+    files = read_json(folder / "trainer.json").get("files")
+    if not isinstance(files, dict) or set(files) != {"model.safetensors", "trainer.safetensors"}:
+        raise UserError(f"{folder / 'trainer.json'} lists no files: restore it from a copy")
+    for name, noted in files.items():
+        path = folder / name
+        if not path.is_file():
+            raise UserError(f"{path} is missing: restore it from a copy")
+        if path.stat().st_size != noted.get("size") or _sha256(path) != noted.get("sha256"):
+            raise UserError(f"{path} is damaged (size or sha256 differ): restore it from a copy")
+    return folder
+
+
+def load_weights(folder: Path, model: MiniGPT) -> None:
+    """Load the weights of a checkpoint into model. Raises UserError where they do not fit."""
+    try:
+        load_model(model, str(folder / "model.safetensors"))
+    except (SafetensorError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{folder} does not fit its config.json ({reason}): restore it") from None
+
+
+def load_trainer(folder: Path, optimizers: list[Optimizer]) -> dict[str, Any]:
+    """Restore optimizers and random generators from a checkpoint; return its plain values."""
+    trainer = read_json(folder / "trainer.json")
+    try:
+        tensors = load_file(str(folder / "trainer.safetensors"))
+        states = _unpack(tensors, trainer["optimizers"])
+        for optimizer, state in zip(optimizers, states, strict=True):
+            optimizer.load_state_dict(state)
+        torch.set_rng_state(tensors["generator.cpu"])
+        if "generator.cuda" in tensors and torch.cuda.is_available():
+            torch.cuda.set_rng_state(tensors["generator.cuda"])
+    except (SafetensorError, KeyError, ValueError, TypeError, IndexError, RuntimeError) as error:
+        raise UserError(f"{folder} cannot be resumed ({error}): restore it from a copy") from None
+    return trainer
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder, opened: all that is needed to use what was trained."""
+
+    path: Path
+    config: Config
+    tokenizer: Tokenizer
+    model: MiniGPT
+    step: int
+    report: dict[str, Any]
+    """The figures of report.json; empty while the run has not ended."""
+
+    @classmethod
+    def open(cls, path: str | Path, device: str = "cpu", which: Which = "best") -> "Run":
+        """Open the run at path with its best (or last) weights, in evaluation mode on device.
+
+        Raises UserError where path is not a run folder, or anything in it is missing or damaged.
+        """
+        path = Path(path)
+        config = read_config(path)
+        tokenizer = Tokenizer.load(path / "tokenizer.json")
+        if config.model.vocab_size != tokenizer.vocab_size:
+            raise UserError(
+                f"{path}: config.json has {config.model.vocab_size} vocabulary entries, "
+                f"tokenizer.json {tokenizer.vocab_size}: restore the one that was changed"
+            )
+        folder = checkpoint_folder(path, which)
+        model = MiniGPT(config.model)
+        load_weights(folder, model)
+        report = read_json(path / "report.json") if (path / "report.json").is_file() else {}
+        step = _step_of(path, which)
+        return cls(path, config, tokenizer, model.to(device).eval(), step, report)

@@ -1,0 +1,63 @@
+"""Compilation: torch.compile, where a trial on this machine shows that it pays.
+
+In: a model and a function that takes a training step's forward and backward pass. Out: the model,
+compiled in place or left as it was, and one line that says which and why.
+"""
+
+import copy
+import math
+import time
+from collections.abc import Callable
+
+import torch
+
+from minigpt.model import MiniGPT, Objective
+
+TRIAL_STEPS = 3
+
+# Runs forward and backward once on a batch of training, with the objective it is given.
+Pass = Callable[[Objective], None]
+
+
+def compile_blocks(model: MiniGPT) -> None:
+    """Compile each block in place: they share their code, so it is compiled once.
+
+    Names in the state dict stay. The softmax over the vocabulary is left alone: the adaptive one
+    has other shapes in every batch.
+    """
+    for block in model.blocks:
+        block.compile()
+
+
+def choose_compile(wish: str, model: MiniGPT, run_pass: Pass) -> tuple[bool, str]:
+    """Compile model if `wish` is on, or if it is auto and a trial on a copy shows that it pays.
+
+    Returns whether it is compiled now, and one line that says so.
+    """
+    if wish == "off":
+        return False, "running eagerly, as asked"
+    trial = Objective(copy.deepcopy(model)).train()
+    try:
+        # The trial draws dropout masks; the run is to begin as if it had not.
+        with torch.random.fork_rng():
+            eager = _fastest(run_pass, trial) if wish == "auto" else math.inf
+            compile_blocks(trial.model)
+            compiled = _fastest(run_pass, trial)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:120]
+        return False, f"running eagerly: torch.compile failed ({type(error).__name__}: {reason})"
+    if compiled >= eager:
+        return False, f"running eagerly: {eager:.2f} s a step, compiled {compiled:.2f} s"
+    compile_blocks(model)
+    beside = "" if eager == math.inf else f", eager {eager:.2f} s"
+    return True, f"running compiled: {compiled:.2f} s a step{beside}"
+
+
+def _fastest(run_pass: Pass, objective: Objective) -> float:
+    """Return the seconds of the fastest of a few passes; one before them warms up."""
+    seconds = []
+    for _ in range(1 + TRIAL_STEPS):
+        began_at = time.perf_counter()
+        run_pass(objective)
+        seconds.append(time.perf_counter() - began_at)
+    return min(seconds[1:])

@@ -1,0 +1,254 @@
+"""Training: a `Config` in, a run folder out.
+
+The loop in `train` is the whole of it:
+
+    repeat until the budget is used up
+        set the rates for this much progress
+        nats of a batch → gradients → one step of each optimizer
+        at equal parts of the budget: score all of valid, write a checkpoint
+
+What a user sees of it (console, metrics, samples, pictures) hangs on one callback, which gets the
+events below and cannot change anything. The order of the data is a function of seed and step, and a
+checkpoint holds the optimizers and the random generators, so that a run that was broken off goes on
+as if nothing had been.
+"""
+
+import contextlib
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from torch import nn
+
+from minigpt.checkpoint import Run, Which, save_checkpoint
+from minigpt.config import Config
+from minigpt.data import Batch
+from minigpt.evaluate import Score, evaluate
+from minigpt.events import Callback, Finished, Noted, Started, Stepped, Validated, ignore
+from minigpt.optim import rate_factor, set_rates
+from minigpt.training_state import TrainingState, new_training, resumed_training
+
+NON_FINITE_STEPS_BEFORE_STOP = 5
+
+
+def train(
+    config: Config,
+    run_dir: Path,
+    on_event: Callback = ignore,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+) -> Run:
+    """Train what config describes into run_dir and return the run, opened with its best weights.
+
+    resume      go on with the run in run_dir, whose own config counts
+    overwrite   replace a run that stands in run_dir
+    Ctrl-C and SIGTERM end the run after the current step, with a checkpoint. Raises UserError for
+    whatever a user can mend: an unknown corpus, a text that is too short, a run folder that exists.
+    """
+    if resume:
+        state = resumed_training(run_dir, on_event)
+    else:
+        state = new_training(config, run_dir, on_event, overwrite)
+    config, progress = state.config, state.progress
+    on_event(_started(state))
+    reason = "budget"
+    non_finite_steps = 0
+    with stop_requests() as stop_requested:
+        clock = perf_counter() - progress.elapsed_seconds
+        state.objective.train()
+        while (share := state.share_used()) < 1:
+            factor = rate_factor(share, config.optim)
+            set_rates(state.optimizers, factor)
+            began_at = perf_counter()
+            loss, norm = optimizer_step(state, state.batches[progress.step])
+            progress.step += 1
+            non_finite_steps = 0 if math.isfinite(norm) else non_finite_steps + 1
+            progress.elapsed_seconds = perf_counter() - clock
+            on_event(_stepped(state, loss, norm, factor, perf_counter() - began_at))
+            if stop_requested() or non_finite_steps == NON_FINITE_STEPS_BEFORE_STOP:
+                reason = "interrupted" if stop_requested() else "non-finite"
+                break
+            if state.share_used() * config.validations >= progress.n_validations + 1:
+                _validate(state)
+                progress.elapsed_seconds = perf_counter() - clock
+                if 0 < config.patience <= progress.validations_since_best:
+                    reason = "patience"
+                    break
+        if reason == "interrupted":
+            _save(state, ["last"])
+    return _finished(state, reason)
+
+
+def optimizer_step(state: TrainingState, batch: Batch) -> tuple[float, float]:
+    """Take one step on batch; return its loss in nats per token and the norm of its gradient.
+
+    A batch is worked off in micro-batches, whose nats are added before they are divided: the step
+    is the same however many they are. A gradient that is not finite is thrown away, and no step
+    taken.
+    """
+    config = state.config
+    nats_sum = 0.0
+    size = config.batch_size // config.accumulation
+    for inputs, targets in zip(batch.inputs.split(size), batch.targets.split(size), strict=True):
+        with state.autocast():
+            nats, _ = state.objective(inputs.to(state.device), targets.to(state.device))
+        (nats / batch.targets.numel()).backward()
+        nats_sum += nats.item()
+    parameters = list(state.model.parameters())
+    limit = config.optim.clip if config.optim.clip > 0 else math.inf
+    norm = nn.utils.clip_grad_norm_(parameters, limit).item()
+    if math.isfinite(norm):
+        for optimizer in state.optimizers:
+            optimizer.step()
+    else:
+        state.progress.skipped_steps += 1
+    for parameter in parameters:
+        parameter.grad = None
+    return nats_sum / batch.targets.numel(), norm
+
+
+@contextlib.contextmanager
+def stop_requests() -> Iterator[Callable[[], bool]]:
+    """Within it, Ctrl-C and SIGTERM only ask the run to stop; a second one stops it at once."""
+    asked = threading.Event()
+
+    def ask(number: int, frame: Any) -> None:  # noqa: ARG001 - the signature of a signal handler
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set  # signals reach the main thread alone
+        return
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked.is_set
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _started(state: TrainingState) -> Started:
+    config = state.config
+    budget = (
+        f"{config.minutes:g} minutes"
+        if config.minutes is not None
+        else f"{state.total_steps():,} steps"
+    )
+    return Started(
+        config=config,
+        tokenizer=state.tokenizer,
+        run_dir=state.run_dir,
+        n_parameters=sum(parameter.numel() for parameter in state.model.parameters()),
+        budget=budget,
+        steps_per_epoch=state.batches.steps_per_epoch,
+        matrix_rates=state.rates,
+        step=state.progress.step,
+    )
+
+
+def _stepped(
+    state: TrainingState, loss: float, norm: float, factor: float, step_seconds: float
+) -> Stepped:
+    progress, share = state.progress, state.share_used()
+    progress.loss_sum += loss
+    progress.loss_steps += 1
+    elapsed = progress.elapsed_seconds
+    if state.config.minutes is not None:
+        remaining = max(0.0, 60 * state.config.minutes - elapsed)
+    else:
+        remaining = elapsed / share * (1 - share)
+    return Stepped(
+        step=progress.step,
+        progress=share,
+        epoch=progress.step / state.batches.steps_per_epoch,
+        loss=loss,
+        rate=factor,
+        gradient_norm=norm,
+        tokens_per_second=state.config.batch_size
+        * state.config.model.context_length
+        / step_seconds,
+        elapsed_seconds=elapsed,
+        remaining_seconds=remaining,
+    )
+
+
+def _validate(state: TrainingState) -> None:
+    """Score all of valid, write a checkpoint, tell what came out."""
+    progress, began_at = state.progress, perf_counter()
+    with state.autocast():
+        score = evaluate(state.model, state.valid, state.tokenizer.eos_id)
+    is_best = progress.best is None or score.nats < progress.best["nats"]
+    progress.n_validations = int(state.share_used() * state.config.validations + 1e-9)
+    progress.validations_since_best = 0 if is_best else progress.validations_since_best + 1
+    if is_best:
+        progress.best = asdict(score)
+    train_loss = progress.loss_sum / max(1, progress.loss_steps)
+    progress.loss_sum, progress.loss_steps = 0.0, 0
+    _save(state, ["last", "best"] if is_best else ["last"])
+    state.on_event(
+        Validated(
+            step=progress.step,
+            progress=state.share_used(),
+            score=score,
+            train_loss=train_loss,
+            is_best=is_best,
+            elapsed_seconds=progress.elapsed_seconds,
+            model=state.model,
+            tokenizer=state.tokenizer,
+        )
+    )
+    progress.validation_seconds = perf_counter() - began_at
+
+
+def _save(state: TrainingState, names: list[Which]) -> None:
+    """Write a checkpoint; a full disk costs the checkpoint, not the run."""
+    try:
+        save_checkpoint(
+            state.run_dir,
+            state.progress.step,
+            state.model,
+            state.optimizers,
+            {"progress": asdict(state.progress)},
+            names,
+        )
+    except OSError as error:
+        state.on_event(Noted(f"no checkpoint at step {state.progress.step}: {error}"))
+
+
+def _finished(state: TrainingState, reason: str) -> Run:
+    """Tell how the run ended, and open what came out."""
+    progress = state.progress
+    valid = Score(**progress.best) if progress.best else None
+    if reason == "non-finite":
+        state.on_event(
+            Noted(
+                f"stopped: the gradient was not finite {NON_FINITE_STEPS_BEFORE_STOP} times in a "
+                "row; the best checkpoint is kept: try lower rates"
+            )
+        )
+    state.on_event(
+        Finished(
+            step=progress.step,
+            elapsed_seconds=progress.elapsed_seconds,
+            valid=valid,
+            reason=reason,
+            report={
+                "steps": progress.step,
+                "epochs": progress.step / state.batches.steps_per_epoch,
+                "elapsed_seconds": progress.elapsed_seconds,
+                "skipped_steps": progress.skipped_steps,
+                "reason": reason,
+                "valid": progress.best,
+                "matrix_gflops": state.rates,
+                "valid_sha256": state.valid.sha256,
+            },
+        )
+    )
+    return Run.open(state.run_dir, str(state.device), "best" if valid else "last")

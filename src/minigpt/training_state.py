@@ -1,0 +1,203 @@
+"""Training state: everything that the loop of `train` works with, built anew or from a checkpoint.
+
+In: a `Config`, or the folder of a run that was broken off. Out: a `TrainingState`: data, model,
+optimizers, and the `Progress` that checkpoints keep. What a config leaves open (`auto`) is decided
+here, once, and written into the run's config.json.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from minigpt.checkpoint import (
+    checkpoint_folder,
+    create_run_folder,
+    load_trainer,
+    load_weights,
+    read_config,
+    write_json,
+)
+from minigpt.compilation import choose_compile, compile_blocks
+from minigpt.config import Config, UserError, to_dict
+from minigpt.corpus import open_corpus
+from minigpt.data import TokenStream, TrainingBatches, fit_tokenizer, prepare
+from minigpt.events import Callback, Noted
+from minigpt.machine import choose_device, choose_precision, matrix_rates, set_threads
+from minigpt.model import MiniGPT, Objective
+from minigpt.optim import make_optimizers
+from minigpt.tokenizer import Tokenizer
+
+COMPILE_PAYS_FROM_SECONDS = 300
+
+
+@dataclass
+class Progress:
+    """What changes while a run learns, and goes into its checkpoints as it stands."""
+
+    step: int = 0
+    elapsed_seconds: float = 0.0
+    n_validations: int = 0
+    validation_seconds: float = 0.0
+    """How long the latest validation took: the budget keeps as much for the last one."""
+    best: dict[str, Any] | None = None
+    validations_since_best: int = 0
+    skipped_steps: int = 0
+    loss_sum: float = 0.0
+    loss_steps: int = 0
+
+
+@dataclass
+class TrainingState:
+    """A run in memory: everything that the loop works with."""
+
+    config: Config
+    run_dir: Path
+    tokenizer: Tokenizer
+    model: MiniGPT
+    objective: Objective
+    optimizers: list[Optimizer]
+    batches: TrainingBatches
+    valid: TokenStream
+    device: torch.device
+    rates: dict[str, float]
+    on_event: Callback
+    progress: Progress = field(default_factory=Progress)
+
+    def share_used(self) -> float:
+        """Return the share of the budget that is used up, 0 to 1."""
+        config, progress = self.config, self.progress
+        if config.minutes is not None:
+            seconds = max(60 * config.minutes - progress.validation_seconds, 1e-9)
+            return min(progress.elapsed_seconds / seconds, 1.0)
+        return min(progress.step / self.total_steps(), 1.0)
+
+    def total_steps(self) -> int:
+        """Return how many steps the budget is, where it is counted in steps or epochs."""
+        if self.config.steps is not None:
+            return self.config.steps
+        return math.ceil((self.config.epochs or 1.0) * self.batches.steps_per_epoch)
+
+    def autocast(self) -> torch.autocast:
+        """Return the context in which matrix products have the precision of the config."""
+        on = self.config.precision == "bfloat16"
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=on)
+
+
+def new_training(
+    config: Config, run_dir: Path, on_event: Callback, overwrite: bool
+) -> TrainingState:
+    """Build a run from its config: data, tokenizer, model, and the choices that `auto` leaves
+    open.
+    """
+    device = choose_device(config.device)
+    set_threads(config.threads)
+    rates = matrix_rates(device)
+    corpus = open_corpus(config.data)
+    tokenizer = fit_tokenizer(corpus, config.tokenizer)
+    config = replace(
+        config,
+        model=config.model.resolved(tokenizer.vocab_size),
+        precision=choose_precision(config.precision, rates),
+    )
+    if config.minutes is None and config.epochs is None and config.steps is None:
+        raise UserError("no budget is given: set minutes, epochs or steps")
+    train_stream = prepare(corpus, "train", tokenizer)
+    valid_stream = prepare(corpus, "valid", tokenizer)
+    batches = TrainingBatches(
+        train_stream, config.model.context_length, config.batch_size, config.seed
+    )
+    create_run_folder(run_dir, config, tokenizer, overwrite=overwrite)
+    _note_unknown(train_stream, valid_stream, on_event)
+    torch.manual_seed(config.seed)
+    model = MiniGPT(config.model).to(device)
+    state = TrainingState(
+        config=config,
+        run_dir=run_dir,
+        tokenizer=tokenizer,
+        model=model,
+        objective=Objective(model),
+        optimizers=make_optimizers(model, config.optim),
+        batches=batches,
+        valid=valid_stream,
+        device=device,
+        rates=rates,
+        on_event=on_event,
+    )
+    began_at = perf_counter()
+    compiled = _compiled(state)
+    state.config = replace(config, compile="on" if compiled else "off")
+    write_json(run_dir / "config.json", to_dict(state.config))
+    # The trial is the user's time too.
+    state.progress.elapsed_seconds = perf_counter() - began_at
+    return state
+
+
+def _compiled(state: TrainingState) -> bool:
+    """Compile the model where that is wished for or pays, and say so."""
+    config = state.config
+    short = config.minutes is not None and 60 * config.minutes < COMPILE_PAYS_FROM_SECONDS
+    if config.compile == "auto" and short:
+        state.on_event(Noted("running eagerly: compiling does not pay in under five minutes"))
+        return False
+    size = config.batch_size // config.accumulation
+    inputs, targets = (ids[:size].to(state.device) for ids in state.batches[0])
+
+    def run_pass(objective: Objective) -> None:
+        with state.autocast():
+            nats, count = objective(inputs, targets)
+        (nats / count).backward()
+
+    compiled, line = choose_compile(config.compile, state.model, run_pass)
+    state.on_event(Noted(line))
+    return compiled
+
+
+def resumed_training(run_dir: Path, on_event: Callback) -> TrainingState:
+    """Build a run from its folder, as it stood at its last checkpoint."""
+    config = read_config(run_dir)
+    folder = checkpoint_folder(run_dir, "last")
+    device = choose_device(config.device)
+    set_threads(config.threads)
+    corpus = open_corpus(config.data)
+    tokenizer = Tokenizer.load(run_dir / "tokenizer.json")
+    torch.manual_seed(config.seed)
+    model = MiniGPT(config.model)
+    load_weights(folder, model)
+    model.to(device)
+    if config.compile == "on":
+        compile_blocks(model)
+    optimizers = make_optimizers(model, config.optim)
+    stream = prepare(corpus, "train", tokenizer)
+    rates = matrix_rates(device)
+    trainer = load_trainer(folder, optimizers)
+    return TrainingState(
+        config=config,
+        run_dir=run_dir,
+        tokenizer=tokenizer,
+        model=model,
+        objective=Objective(model),
+        optimizers=optimizers,
+        batches=TrainingBatches(
+            stream, config.model.context_length, config.batch_size, config.seed
+        ),
+        valid=prepare(corpus, "valid", tokenizer),
+        device=device,
+        rates=rates,
+        on_event=on_event,
+        progress=Progress(**trainer["progress"]),
+    )
+
+
+def _note_unknown(train: TokenStream, valid: TokenStream, on_event: Callback) -> None:
+    if train.n_unknown or valid.n_unknown:
+        on_event(
+            Noted(
+                f"the vocabulary of {train.vocab_size:,} entries turns {train.unknown_share:.2%} "
+                f"of train and {valid.unknown_share:.2%} of valid into <unk>"
+            )
+        )
