@@ -162,7 +162,7 @@ def evaluate(
         model,
         stream.ids,
         eos_id,
-        context=context or model.config.context_length,
+        context=model.config.context_length if context is None else context,
         stride=stride,
         batch_size=batch_size,
     )

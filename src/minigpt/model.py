@@ -169,9 +169,9 @@ class MiniGPT(nn.Module):
                 f"{offset + ids.size(1)} ids are more than context_length "
                 f"{self.config.context_length}: give fewer"
             )
-        x = self.positions(self.embedding(ids) * self.embedding_scale, offset)  # (B, T, D)
+        x: Tensor = self.positions(self.embedding(ids) * self.embedding_scale, offset)
         for block in self.blocks:
-            x = block(x, cache)
+            x = block(x, cache)  # (B, T, D)
         if cache is not None:
             cache.advance(ids.size(1))
         x = self.norm(x)

@@ -39,9 +39,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        dtype: torch.dtype,
+        needs_grad: bool,
     ) -> tuple[Tensor, Tensor]:
-        needs_grad = any(ctx.needs_input_grad[:2])
         row_nats = torch.empty(hidden.size(0), device=hidden.device, dtype=torch.float32)
         grad_hidden = torch.empty_like(hidden) if needs_grad else None
         grad_weight = torch.zeros_like(weight) if needs_grad else None
@@ -67,9 +71,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_nats: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad_nats: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grad_nats, grad_weight * grad_nats, None, None
+        return grad_hidden * grad_nats, grad_weight * grad_nats, None, None, None
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,7 +83,9 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> tup
     −log softmax(hidden weightᵀ)[target], at most LOGITS_PER_CHUNK logits in memory at a time.
     """
     apply = cast(Any, _LinearCrossEntropy.apply)
-    total, row_nats = apply(hidden, weight, targets, _matmul_dtype(hidden))
+    # Asked here: inside, gradients are off and the table is a parameter even under no_grad.
+    needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    total, row_nats = apply(hidden, weight, targets, _matmul_dtype(hidden), needs_grad)
     return total, row_nats
 
 
@@ -141,27 +147,30 @@ class AdaptiveSoftmax(nn.Module):
     """
 
     def __init__(self, embedding: AdaptiveEmbedding) -> None:
-        """Take the tables to score with; those of the model's input tie the two."""
+        """Take the tables to score with; those of the model's input tie the two.
+
+        Only the tables: a projection that widens is of no use here.
+        """
         super().__init__()
-        self.embedding = embedding
-        n_clusters = len(embedding.projections)
+        self.tables, self.bounds = embedding.tables, embedding.bounds
+        n_clusters = len(self.tables) - 1
         self.clusters = nn.Parameter(torch.zeros(n_clusters, embedding.d_model))
         self.projections = nn.ModuleList(
             nn.Linear(embedding.d_model, table.size(1), bias=False)
-            for table in list(embedding.tables)[1:]
+            for table in list(self.tables)[1:]
         )
 
     def _head(self) -> Tensor:
         """The rows of the frequent words, then one row a cluster: (cutoff + clusters, D)."""
-        return torch.cat((self.embedding.tables[0], self.clusters))
+        return torch.cat((self.tables[0], self.clusters))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return log-probabilities (…, V) for hidden (…, D). As logits they are as good as any."""
-        first = self.embedding.bounds[1]
+        first = self.bounds[1]
         head = F.linear(hidden, self._head()).float().log_softmax(dim=-1)
         parts = [head[..., :first]]
         for i, projection in enumerate(self.projections):
-            tail = F.linear(projection(hidden), self.embedding.tables[i + 1])
+            tail = F.linear(projection(hidden), self.tables[i + 1])
             parts.append(tail.float().log_softmax(dim=-1) + head[..., first + i, None])
         return torch.cat(parts, dim=-1)
 
@@ -170,7 +179,7 @@ class AdaptiveSoftmax(nn.Module):
 
         hidden (N, D)    targets (N,)
         """
-        bounds = self.embedding.bounds
+        bounds = self.bounds
         head_targets = targets.clone()
         for i in range(len(self.projections)):
             head_targets[targets >= bounds[i + 1]] = bounds[1] + i
@@ -178,9 +187,7 @@ class AdaptiveSoftmax(nn.Module):
         for i, projection in enumerate(self.projections, start=1):
             rows = ((targets >= bounds[i]) & (targets < bounds[i + 1])).nonzero().squeeze(1)
             inner = projection(hidden[rows])
-            tail, tail_nats = linear_cross_entropy(
-                inner, self.embedding.tables[i], targets[rows] - bounds[i]
-            )
+            tail, tail_nats = linear_cross_entropy(inner, self.tables[i], targets[rows] - bounds[i])
             total = total + tail
             row_nats = row_nats.index_add(0, rows, tail_nats)
         return total, row_nats

@@ -23,6 +23,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import torch
 from torch import nn
 
 from minigpt.checkpoint import Run, Which, save_checkpoint
@@ -95,7 +96,10 @@ def optimizer_step(state: TrainingState, batch: Batch) -> tuple[float, float]:
     config = state.config
     nats_sum = 0.0
     size = config.batch_size // config.accumulation
-    for inputs, targets in zip(batch.inputs.split(size), batch.targets.split(size), strict=True):
+    micro_batches = zip(
+        torch.split(batch.inputs, size), torch.split(batch.targets, size), strict=True
+    )
+    for inputs, targets in micro_batches:
         with state.autocast():
             nats, _ = state.objective(inputs.to(state.device), targets.to(state.device))
         (nats / batch.targets.numel()).backward()

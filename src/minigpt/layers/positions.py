@@ -21,8 +21,9 @@ def sinusoidal_table(length: int, d_model: int) -> Tensor:
     # In float32 the angle of position 100,000 is off by 0.004 already, so: float64, cast once.
     positions = torch.arange(length, dtype=torch.float64)
     exponents = torch.arange(0, d_model, 2, dtype=torch.float64) / d_model  # 2i/D
-    angles = positions[:, None] / 10_000.0**exponents  # (length, D/2)
-    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1).float()  # (length, D)
+    angles = positions[:, None] / 10_000.0**exponents  # (length, ⌈D/2⌉)
+    table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1).float()
+    return table[:, :d_model]  # (length, D); an odd D ends with a sine that has no cosine
 
 
 class PositionalEncoding(nn.Module):

@@ -1,0 +1,83 @@
+"""The Python interface: what the commands do, as four functions.
+
+    run = minigpt.train("mini", "runs/first", minutes=5, model={"d_model": 128})
+    run = minigpt.load("runs/first")
+
+Nothing is computed here; each function puts the modules below it in a row.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from minigpt.checkpoint import Run
+from minigpt.config import Config, from_dict, load_preset
+from minigpt.corpus import Split, open_corpus
+from minigpt.data import prepare
+from minigpt.evaluate import Score
+from minigpt.evaluate import evaluate as evaluate_stream
+from minigpt.events import Event
+from minigpt.generate import Sampling, generate_text
+from minigpt.machine import choose_device
+from minigpt.report import Report
+from minigpt.train import train as train_config
+
+
+def load(path: str | Path, device: str = "cpu") -> Run:
+    """Open a run folder: its config, tokenizer, figures, and its model with the best weights.
+
+    device   cpu, cuda, mps or auto
+
+    Raises UserError where there is none.
+    """
+    return Run.open(path, device=str(choose_device(device)))
+
+
+def train(
+    config: Config | str,
+    out: str | Path,
+    *,
+    on_event: Callable[[Event], None] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    **overrides: Any,
+) -> Run:
+    """Train a model into the folder `out` and return the run.
+
+    config      a `Config`, or the name of a preset
+    on_event    told of every step, validation and note; None: a progress line on stderr and
+                metrics, samples and a plot in `out`
+    overrides   settings laid over config, as in a TOML file: minutes=5, model={"d_model": 128}
+    Raises UserError, before anything is trained, for settings that cannot be.
+    """
+    base = load_preset(config) if isinstance(config, str) else config
+    settings, run_dir = from_dict(Config, overrides, base), Path(out)
+    if on_event is not None:
+        return train_config(settings, run_dir, on_event, resume=resume, overwrite=overwrite)
+    with Report(run_dir, settings) as report:
+        return train_config(settings, run_dir, report, resume=resume, overwrite=overwrite)
+
+
+def evaluate(
+    run: Run, split: Split = "valid", *, context: int | None = None, stride: int | None = None
+) -> Score:
+    """Score a run's model on the whole of a split of the data it was trained on.
+
+    context, stride   ids seen at once and ids scored per window; None: the model's context
+    """
+    stream = prepare(open_corpus(run.config.data), split, run.tokenizer)
+    return evaluate_stream(
+        run.model,
+        stream,
+        run.tokenizer.eos_id,
+        context=run.model.config.context_length if context is None else context,
+        stride=stride,
+    )
+
+
+def generate(run: Run, prompt: str = "", **sampling: Any) -> str:
+    """Return the text that a run's model writes after `prompt`.
+
+    sampling   as in `Sampling`: temperature, top_k, top_p, seed, max_new_tokens
+    """
+    return "".join(generate_text(run.model, run.tokenizer, prompt, Sampling(**sampling)))

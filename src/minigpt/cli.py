@@ -1,0 +1,335 @@
+"""The command `minigpt`: argv in, one call, an exit status out.
+
+0 done · 1 a check failed, or a fault of ours · 2 a mistake to mend, told in one line · 130 Ctrl-C
+
+Results go to stdout, progress and notes to stderr. Each command imports what it needs inside, so
+that help and mistakes come at once, without torch. This is the only module that prints.
+"""
+
+import dataclasses
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from minigpt.command_line import (
+    explained,
+    free_run_folder,
+    open_run,
+    open_tokenizer,
+    parse,
+    parse_train,
+    speak_utf8,
+    utf8,
+)
+from minigpt.command_options import (
+    AttentionOptions,
+    CheckOptions,
+    EvaluateOptions,
+    GenerateOptions,
+    InfoOptions,
+    QuickstartOptions,
+    TokenizeOptions,
+)
+from minigpt.config import (
+    UserError,
+    closest,
+    load_preset,
+)
+
+if TYPE_CHECKING:
+    from minigpt.checkpoint import Run
+    from minigpt.corpus import Split
+    from minigpt.evaluate import Score
+    from minigpt.tokenizer import Tokenizer
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; `argv` is what stands behind `minigpt`. Returns the exit status."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    ours = args[: args.index("--")] if "--" in args else args
+    debug = "--debug" in ours
+    if debug:
+        args.remove("--debug")
+    for stream in (sys.stdout, sys.stderr):
+        speak_utf8(stream)
+    try:
+        status = _dispatch(utf8(args), asks_version="--version" in ours)
+        sys.stdout.flush()  # a closed pipe shows here, where it can still be caught
+    except SystemExit as stop:  # tyro's, after it printed help
+        status = stop.code if isinstance(stop.code, int) else 0
+    except KeyboardInterrupt:
+        _note("interrupted")
+        status = 130
+    except BrokenPipeError:
+        # Whoever read our output has enough of it. Python would complain again as it exits.
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
+    except Exception as error:  # one line for everything, and the traceback for who asks for it
+        if debug:
+            traceback.print_exc()
+        line, status = explained(error)
+        print(f"error: {' '.join(line.split())}", file=sys.stderr)
+    return status
+
+
+def _dispatch(args: list[str], *, asks_version: bool) -> int:
+    """Find the command and call it with the words behind it."""
+    if asks_version:
+        print(f"minigpt {metadata.version('mini-gpt-lab')}")
+        return 0
+    if args and args[0] in ("-h", "--help") and args[1:2] and args[1] in COMMANDS:
+        args = [args[1], "--help"]
+    if not args or args[0] in ("-h", "--help"):
+        print(_help())
+        return 0
+    name, *rest = args
+    if name not in COMMANDS:
+        what = "flag" if name.startswith("-") else "command"
+        raise UserError(
+            f"{what} {name} is not known{closest(name, COMMANDS)}: "
+            f"write one of {', '.join(COMMANDS)} first"
+        )
+    _, command = COMMANDS[name]
+    return command(rest)
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS)) + 2
+    lines = [f"  {name:<{width}}{what}" for name, (what, _) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: minigpt COMMAND [-h] …",
+            "",
+            "Train a small Transformer on WikiText-2, measure it, look into it.",
+            "",
+            *lines,
+            "",
+            "  minigpt COMMAND --help   what a command can be told",
+            "  --debug                  show the traceback of an error, with any command",
+            "  --version                show the version",
+            "",
+            "New here? minigpt quickstart takes five minutes.",
+        ]
+    )
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _print_rows(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows as columns, each as wide as it must be; the last may be of any length."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        print("  ".join([*cells, row[-1]]).rstrip())
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _quickstart(args: list[str]) -> int:
+    options = parse(QuickstartOptions, args, "minigpt quickstart")
+    from minigpt.quickstart import quickstart
+
+    out = options.out or free_run_folder("quickstart")
+    done = quickstart(out, minutes=options.minutes, seed=options.seed, say=_say)
+    return 0 if done else 130
+
+
+def _train(args: list[str]) -> int:
+    preset, options = parse_train(args, "minigpt train")
+    from minigpt.events import Event, Finished
+    from minigpt.report import Report
+    from minigpt.train import train
+
+    run_dir = options.resume or options.out or free_run_folder(preset)
+    ends: list[Finished] = []
+
+    def listen(event: Event) -> None:
+        report(event)
+        if isinstance(event, Finished):
+            ends.append(event)
+
+    with Report(run_dir, options.settings) as report:
+        run = train(
+            options.settings,
+            run_dir,
+            listen,
+            resume=options.resume is not None,
+            overwrite=options.overwrite,
+        )
+    (end,) = ends
+    if end.valid is not None:  # else it was stopped before its first validation
+        context = run.config.model.context_length
+        _print_score(run, "valid", end.valid, context=context, stride=context)
+    if end.reason == "interrupted":
+        _note(f"stopped and saved; go on with: minigpt train --resume {run_dir}")
+        return 130
+    _note(f'next: minigpt generate {run_dir} --prompt "The"')
+    return 1 if end.reason == "non-finite" else 0
+
+
+def _evaluate(args: list[str]) -> int:
+    options = parse(EvaluateOptions, args, "minigpt evaluate")
+    run = open_run(options.run, options.device, options.threads)
+    from minigpt.corpus import open_corpus
+    from minigpt.data import prepare
+    from minigpt.evaluate import evaluate
+
+    stream = prepare(open_corpus(run.config.data), options.split, run.tokenizer)
+    longest = run.config.model.context_length
+    context = longest if options.context is None else options.context
+    stride = context if options.stride is None else options.stride
+    score = evaluate(
+        run.model,
+        stream,
+        run.tokenizer.eos_id,
+        context=context,
+        stride=stride,
+        batch_size=options.batch_size,
+    )
+    _print_score(run, options.split, score, context=context, stride=stride, as_json=options.json)
+    return 0
+
+
+def _print_score(
+    run: "Run", split: "Split", score: "Score", *, context: int, stride: int, as_json: bool = False
+) -> None:
+    """Print a score with all that it depends on."""
+    from minigpt.corpus import open_corpus
+    from minigpt.data import prepare
+    from minigpt.info import figure_rows, figures
+
+    stream = prepare(open_corpus(run.config.data), split, run.tokenizer)
+    found = figures(run, split, stream, score, context=context, stride=stride)
+    if as_json:
+        _print_json(found)
+    else:
+        _print_rows(figure_rows(found))
+
+
+def _generate(args: list[str]) -> int:
+    options = parse(GenerateOptions, args, "minigpt generate")
+    run = open_run(options.run, options.device, options.threads)
+    from minigpt.generate import Sampling, generate_text
+
+    sampling = Sampling(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        seed=options.seed,
+        max_new_tokens=options.max_new_tokens,
+    )
+    _note_unknown(options.prompt, run.tokenizer)
+    pieces = generate_text(
+        run.model,
+        run.tokenizer,
+        options.prompt,
+        sampling,
+        stop=options.stop,
+        raw=options.raw,
+        banned=() if options.raw else None,
+    )
+    if options.json:
+        _print_json({"prompt": options.prompt, "text": "".join(pieces)})
+        return 0
+    print(options.prompt, end="", flush=True)
+    for piece in pieces:
+        print(piece, end="", flush=True)
+    print()
+    return 0
+
+
+def _attention(args: list[str]) -> int:
+    options = parse(AttentionOptions, args, "minigpt attention")
+    if options.out.suffix.lower() != ".png":
+        raise UserError(f"--out is {options.out}: give a name that ends in .png")
+    run = open_run(options.run)
+    from minigpt.attention_maps import attention_maps
+
+    _note_unknown(options.text, run.tokenizer)
+    ids = run.tokenizer.encode(options.text)
+    maps = attention_maps(run.model, ids, run.tokenizer.pieces(ids))
+    maps.save_png(options.out, layer=options.layer, head=options.head)
+    print(options.out)
+    return 0
+
+
+def _tokenize(args: list[str]) -> int:
+    options = parse(TokenizeOptions, args, "minigpt tokenize")
+    tokenizer = open_tokenizer(options.tokenizer, options.data, options.vocab_size)
+    ids = tokenizer.encode(options.text)
+    pieces = tokenizer.pieces(ids)
+    if options.json:
+        _print_json({"ids": ids, "pieces": pieces})
+    else:
+        _print_rows([("id", "piece"), *((str(i), p) for i, p in zip(ids, pieces, strict=True))])
+    _note_unknown(options.text, tokenizer)
+    return 0
+
+
+def _info(args: list[str]) -> int:
+    options = parse(InfoOptions, args, "minigpt info")
+    if (options.run is None) == (options.plan is None):
+        what = "is given beside --plan" if options.run else "is missing"
+        raise UserError(f"RUN {what}: give either a run folder or --plan PRESET")
+    config = None if options.plan is None else load_preset(options.plan)
+    from minigpt.info import planned_vocab_size, report_rows, size_rows, sizes
+
+    report: dict[str, Any] = {}
+    if config is not None:
+        vocab_size = planned_vocab_size(config.tokenizer, config.model.vocab_size)
+    else:
+        assert options.run is not None
+        run = open_run(options.run)
+        config, vocab_size, report = run.config, run.tokenizer.vocab_size, run.report
+    found = sizes(config, vocab_size)
+    if options.json:
+        _print_json({**dataclasses.asdict(found), "report": report})
+    else:
+        _print_rows(size_rows(found, config) + report_rows(report))
+    return 0
+
+
+def _check(args: list[str]) -> int:
+    options = parse(CheckOptions, args, "minigpt check")
+    run = None if options.run is None else open_run(options.run)
+    from minigpt.check import check_installation, check_run
+
+    checks = list(check_installation() if run is None else check_run(run))
+    _print_rows([("ok" if c.passed else "FAILED", c.name, c.detail) for c in checks])
+    n_failed = sum(not c.passed for c in checks)
+    print(f"{len(checks)} checks, {n_failed} failed")
+    return 1 if n_failed else 0
+
+
+def _note_unknown(text: str, tokenizer: "Tokenizer") -> None:
+    """Tell on stderr how much of a text the model will read as <unk>."""
+    ids = tokenizer.encode(text)
+    n_unknown = ids.count(tokenizer.unk_id) if tokenizer.unk_id is not None else 0
+    if n_unknown:
+        _note(f"note: {n_unknown} of {len(ids)} tokens are not in the vocabulary: <unk>")
+
+
+COMMANDS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
+    "quickstart": ("data, three minutes of training, perplexity, text, a picture", _quickstart),
+    "train": ("train a model: minigpt train [PRESET] [--data D] [--minutes M] …", _train),
+    "evaluate": ("the perplexity of a run on valid or test", _evaluate),
+    "generate": ("text that a run's model writes after a prompt", _generate),
+    "attention": ("a picture of which word looks at which", _attention),
+    "tokenize": ("the ids and pieces of a text", _tokenize),
+    "info": ("sizes, FLOPs, memory and figures of a run or a preset", _info),
+    "check": ("test this installation, or a run", _check),
+}

@@ -1,0 +1,147 @@
+"""What each command can be told: a frozen dataclass per command, a field per flag or argument.
+
+The text under a class and under its fields is what `minigpt COMMAND --help` shows.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
+
+from minigpt.config import Config
+
+Switch = Annotated[bool, FlagCreatePairsOff]
+RunPath = Annotated[Positional[Path], arg(metavar="RUN")]
+
+
+@dataclass(frozen=True)
+class QuickstartOptions:
+    """Data, some minutes of training, perplexity, text, a picture of attention: the whole way."""
+
+    minutes: float = 3.0
+    """Minutes of training."""
+    out: Path | None = None
+    """The run folder; default: runs/quickstart-N, the next N that is free."""
+    seed: int = 1
+    """Seed of every random number."""
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Train a model. The preset stands right behind `train`; flags are laid over it."""
+
+    settings: Annotated[Config, arg(name="")]
+    config: Path | None = None
+    """A TOML file with the same names as the flags, laid over the preset before the flags."""
+    out: Path | None = None
+    """The run folder; default: runs/PRESET-N, the next N that is free."""
+    resume: Path | None = None
+    """A run folder whose training goes on where it stopped, with the settings it has."""
+    overwrite: Switch = False
+    """Empty the run folder if it exists. Without this flag no run is ever written over."""
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Score a run's model on the whole of a split: perplexity per token and word, bits per byte."""
+
+    run: RunPath
+    """A run folder that `minigpt train` wrote."""
+    split: Literal["valid", "test", "train"] = "valid"
+    """Tune on valid; look at test once."""
+    context: int | None = None
+    """Ids that the model sees at once; default: the context_length that it was trained with."""
+    stride: int | None = None
+    """Ids scored per window: the smaller, the more context each has and the longer it takes;
+    default: the context, each window on its own."""
+    batch_size: int = 16
+    """Windows computed together. It does not change the figures."""
+    device: str = "auto"
+    """auto, cpu, cuda or mps."""
+    threads: int = 0
+    """CPU threads; 0: as many as there are cores to use."""
+    json: Switch = False
+    """Print one JSON object instead of the table."""
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    """Continue a prompt with text drawn from a run's model."""
+
+    run: RunPath
+    """A run folder that `minigpt train` wrote."""
+    prompt: str = ""
+    """The text to continue. Without one the model begins as it begins a line."""
+    max_new_tokens: int = 100
+    """Tokens to draw at most."""
+    temperature: float = 0.8
+    """Below 1 the likely becomes likelier; 0 always takes the likeliest."""
+    top_k: int | None = 50
+    """Draw from the k likeliest tokens only; None: from all."""
+    top_p: float | None = None
+    """Draw from the fewest tokens whose probabilities add up to p."""
+    seed: int = 1
+    """The same seed gives the same text."""
+    stop: UseAppendAction[tuple[str, ...]] = ()
+    """End before this text; may be given several times."""
+    raw: Switch = False
+    """Show special tokens too, and allow them to be drawn."""
+    device: str = "auto"
+    """auto, cpu, cuda or mps."""
+    threads: int = 0
+    """CPU threads; 0: as many as there are cores to use."""
+    json: Switch = False
+    """Print one JSON object instead of the text."""
+
+
+@dataclass(frozen=True)
+class AttentionOptions:
+    """Draw which word looks at which, in every layer and head."""
+
+    run: RunPath
+    """A run folder that `minigpt train` wrote."""
+    text: Annotated[Positional[str], arg(metavar="TEXT")]
+    """The text that the model reads."""
+    out: Path = Path("attention.png")
+    """The picture to write (.png)."""
+    layer: int | None = None
+    """Draw this layer only, counted from 0."""
+    head: int | None = None
+    """Draw this head only, counted from 0."""
+
+
+@dataclass(frozen=True)
+class TokenizeOptions:
+    """Show the ids and the pieces that a text becomes."""
+
+    tokenizer: Annotated[Positional[str], arg(metavar="RUN|KIND")]
+    """A run folder, or basic_english, wikitext, bpe or char, which then learns its entries."""
+    text: Annotated[Positional[str], arg(metavar="TEXT")]
+    """The text to cut up."""
+    data: str = "wikitext-2"
+    """The data whose train split a KIND learns its entries from."""
+    vocab_size: int | None = None
+    """Entries of a KIND; default: 10,000 for basic_english, 8,192 for bpe, else every one."""
+    json: Switch = False
+    """Print one JSON object instead of the table."""
+
+
+@dataclass(frozen=True)
+class InfoOptions:
+    """Sizes, FLOPs, memory and figures of a run, or of a preset before it is trained."""
+
+    run: Annotated[Positional[Path | None], arg(metavar="RUN")] = None
+    """A run folder that `minigpt train` wrote."""
+    plan: str | None = None
+    """A preset, computed without training anything."""
+    json: Switch = False
+    """Print one JSON object instead of the tables."""
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """Test this installation, or a run: causality, cache, tokenizer, probabilities, versions."""
+
+    run: Annotated[Positional[Path | None], arg(metavar="RUN")] = None
+    """A run folder that `minigpt train` wrote; without one small random models are tested."""

@@ -1,0 +1,310 @@
+"""What a model costs, before or after it is trained, and what its figures may be compared with.
+
+In: a `Config` and the size of its vocabulary, or a run and its score. Out: `Sizes`, `figures`, and
+both as rows of a table.
+
+Costs are counted from the real model on PyTorch's meta device, where tensors have a shape but no
+numbers: it takes no memory and no time, and cannot drift from the code.
+
+B batch · T context_length · D d_model · H heads · K d_head · F d_ff · V vocabulary · L layers
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minigpt.checkpoint import Run
+from minigpt.config import Config, TokenizerConfig, TokenizerKind
+from minigpt.corpus import Split
+from minigpt.data import TokenStream
+from minigpt.evaluate import Score
+from minigpt.model import MiniGPT
+from minigpt.optim import hidden_matrices
+from minigpt.output import LOGITS_PER_CHUNK, AdaptiveSoftmax
+
+BYTES_PER_NUMBER = 4  # weights, gradients and optimizer states are float32
+
+# Entries of the tokenizers that keep every word, on WikiText-2: what --plan assumes.
+_EVERY_WORD = {"wikitext": 33_278, "basic_english": 28_785}
+_EVERY_CHARACTER = 1_300  # the characters of WikiText-2 and 256 bytes, roughly
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The costs of one model. FLOPs count a multiplication and an addition as two."""
+
+    vocab_size: int
+    parts: dict[str, int]
+    """Parameters by part: word tables, positions, attention, feed-forward, norms, output."""
+    n_parameters: int
+    """All of them, a tied table counted once."""
+    n_embedding: int
+    """Those of word tables, in and out, and of learned positions: looked up, not multiplied."""
+    forward_flops: float
+    """FLOPs to read one token at full context."""
+    training_flops: float
+    """FLOPs of one token in training: forward, and twice as much backward."""
+    training_bytes: dict[str, int]
+    """Memory of a training step: weights, gradients, optimizer, activations (an estimate)."""
+    cache_bytes: int
+    """Keys and values of one text that fills the context."""
+
+    @property
+    def n_non_embedding(self) -> int:
+        """Parameters apart from tables: the N of the scaling laws (Kaplan et al. 2020)."""
+        return self.n_parameters - self.n_embedding
+
+
+def planned_vocab_size(tokenizer: TokenizerConfig, vocab_size: int = 0) -> int:
+    """Return the entries that a tokenizer will have, as far as that is known before it is trained.
+
+    vocab_size   the model's own setting, which wins
+    """
+    size = vocab_size or tokenizer.vocab_size
+    return size or _EVERY_WORD.get(tokenizer.kind, _EVERY_CHARACTER)
+
+
+def sizes(config: Config, vocab_size: int) -> Sizes:
+    """Return the costs of the model that config describes, with vocab_size entries."""
+    resolved = config.model.resolved(vocab_size)
+    with torch.device("meta"):
+        model = MiniGPT(resolved)
+    parts: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        part = _part_of(name)
+        parts[part] = parts.get(part, 0) + parameter.numel()
+    n_parameters = sum(parts.values())
+    forward = _forward_flops(model)
+    return Sizes(
+        vocab_size=vocab_size,
+        parts=parts,
+        n_parameters=n_parameters,
+        n_embedding=parts.get("word tables", 0) + parts.get("positions", 0),
+        forward_flops=forward,
+        # Backward needs the gradient of both factors of each product: two products for one.
+        training_flops=3 * forward,
+        training_bytes=_training_bytes(model, config, n_parameters),
+        cache_bytes=model.new_cache(1).keys.numel() * 2 * BYTES_PER_NUMBER,
+    )
+
+
+def _part_of(name: str) -> str:
+    """Return the part that a parameter belongs to, by its name in the model."""
+    if "norm" in name.split(".")[-2:][0]:
+        return "norms"
+    if name.startswith("blocks."):
+        return "attention" if ".attention." in name else "feed-forward"
+    if name.startswith("positions."):
+        return "positions"
+    if "table" in name or name == "embedding.weight":
+        return "word tables"
+    return "output"  # of the adaptive softmax: projections and the rows that name clusters
+
+
+def _forward_flops(model: MiniGPT) -> float:
+    """Return the FLOPs of one token: 2 per weight it meets, and what attention adds.
+
+    blocks      2 · (their matrices)
+    attention   2 · L · H · K · (T + 1): scores and mixing are 2 H K FLOPs each per visible
+                position, of which there are (T + 1) / 2 on average
+    output      2 · D · V, or the expected share of it under the adaptive softmax
+    """
+    config = model.config
+    matrices = 2.0 * sum(p.numel() for p in model.blocks.parameters() if p.dim() == 2)
+    attention = 2.0 * config.n_layers * config.n_heads * config.d_head * (config.context_length + 1)
+    return matrices + attention + _output_flops(model)
+
+
+def _output_flops(model: MiniGPT) -> float:
+    """Return the FLOPs of one target's logits, and of widening the narrow embeddings of rare words.
+
+    A cluster is worked through only for the targets that lie in it. How many do is taken from
+    Zipf's law, share ~ 1 / rank: 25.6 % beyond id 2,000 of WikiText-2, where 23 % are counted.
+    """
+    output, config = model.output, model.config
+    if not isinstance(output, AdaptiveSoftmax):
+        return 2.0 * config.d_model * config.vocab_size
+    bounds, tables = output.bounds, list(output.tables)
+    flops = 2.0 * config.d_model * (bounds[1] + len(tables) - 1)
+    for start, end, table in zip(bounds[1:], bounds[2:], tables[1:], strict=False):
+        share = math.log(end / start) / (math.log(bounds[-1]) + 0.5772)
+        projection = config.d_model * table.size(1)
+        flops += share * 2 * (2 * projection + table.numel())
+    return flops
+
+
+def _training_bytes(model: MiniGPT, config: Config, n_parameters: int) -> dict[str, int]:
+    """Return the memory of one training step by what it holds.
+
+    Muon keeps one number per weight, AdamW two. Activations are what the blocks save for the
+    backward pass, then the embedded text and the last hidden vectors with their gradients, then one
+    chunk of logits with its own. PyTorch's working space and allocator come on top.
+    """
+    muon = config.optim.matrix_rate > 0
+    n_muon = sum(p.numel() for p in hidden_matrices(model).values()) if muon else 0
+    n_windows = config.batch_size // config.accumulation
+    n_tokens = n_windows * model.config.context_length
+    blocks = len(model.blocks) * _saved_bytes(model, n_windows)
+    outside = BYTES_PER_NUMBER * (4 * n_tokens * model.config.d_model + 2 * LOGITS_PER_CHUNK)
+    return {
+        "weights": BYTES_PER_NUMBER * n_parameters,
+        "gradients": BYTES_PER_NUMBER * n_parameters,
+        "optimizer": BYTES_PER_NUMBER * (n_muon + 2 * (n_parameters - n_muon)),
+        "activations": blocks + outside,
+    }
+
+
+class _FastAttentionShape(torch.autograd.Function):
+    """Keep for the backward pass what the fast attention keeps; the numbers do not matter here.
+
+    On the meta device PyTorch would take the slow path, whose (T, T) weights are never held really.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return something of the right shape."""
+        mixed = torch.empty_like(q)
+        ctx.save_for_backward(q, k, v, mixed)
+        return mixed
+
+
+def _attend_shape(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:  # noqa: ARG001
+    return _FastAttentionShape.apply(q, k, v)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _saved_bytes(model: MiniGPT, n_windows: int) -> int:
+    """Return the bytes that one block keeps for the backward pass of n_windows windows."""
+    block: Any = model.blocks[0]
+    own = {parameter.untyped_storage()._cdata for parameter in block.parameters()}
+    saved: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        # Views of one storage (a transposed weight, a split into heads) are kept once.
+        if storage._cdata not in own:
+            saved[storage._cdata] = storage.nbytes()
+        return tensor
+
+    shape = (n_windows, model.config.context_length, model.config.d_model)
+    x = torch.empty(shape, device="meta", requires_grad=True)
+    attend = block.attention.attend
+    block.attention.attend = _attend_shape
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            _ = block.train()(x, None)
+    finally:
+        block.attention.attend = attend
+    return sum(saved.values())
+
+
+Rows = list[tuple[str, str]]
+
+
+def size_rows(sizes: Sizes, config: Config) -> Rows:
+    """Return what `sizes` says as rows of a table, for people."""
+    n_tokens = config.batch_size * config.model.context_length
+    total = sum(sizes.training_bytes.values())
+    return [
+        ("vocabulary", f"{sizes.vocab_size:,} entries"),
+        ("parameters", f"{sizes.n_parameters:,}"),
+        *((f"  {part}", f"{count:,}") for part, count in sizes.parts.items()),
+        ("embedding", f"{sizes.n_embedding:,} of them, looked up in tables"),
+        ("non-embedding", f"{sizes.n_non_embedding:,}, multiplied"),
+        ("FLOPs per token", f"{_spoken(sizes.forward_flops)} forward"),
+        ("", f"{_spoken(sizes.training_flops)} in training, forward and backward"),
+        ("FLOPs per step", f"{_spoken(sizes.training_flops * n_tokens)} for {n_tokens:,} tokens"),
+        ("training memory", f"{_mib(total)}, an estimate"),
+        *((f"  {what}", _mib(count)) for what, count in sizes.training_bytes.items()),
+        ("cache", f"{_mib(sizes.cache_bytes)} for a text of {config.model.context_length} tokens"),
+    ]
+
+
+def _spoken(number: float) -> str:
+    """Return a large number with a prefix: 35026944 is 35.0 M."""
+    for size, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.1f} {prefix}"
+    return f"{number:.0f} "
+
+
+def _mib(n_bytes: float) -> str:
+    return f"{n_bytes / 2**20:,.1f} MiB" if n_bytes >= 2**20 else f"{n_bytes / 2**10:,.1f} KiB"
+
+
+def report_rows(report: Mapping[str, Any], prefix: str = "") -> Rows:
+    """Return the tree of report.json as rows, an inner name behind its outer one.
+
+    Without the config, which stands in config.json and is long.
+    """
+    rows: Rows = []
+    for name, value in report.items():
+        if isinstance(value, Mapping):
+            rows += report_rows(value, f"{prefix}{name}.") if name != "config" else []
+        elif isinstance(value, float):
+            rows.append((f"{prefix}{name}", f"{value:,.2f}" if value >= 1 else f"{value:.3g}"))
+        else:
+            rows.append((f"{prefix}{name}", str(value)))
+    return rows
+
+
+def figures(
+    run: Run, split: Split, stream: TokenStream, score: Score, *, context: int, stride: int
+) -> dict[str, Any]:
+    """Return what there is to say about a score, with all that it depends on."""
+    return {
+        "run": str(run.path),
+        "data": run.config.data,
+        "split": split,
+        "tokenizer": run.tokenizer.kind,
+        "vocab_size": run.tokenizer.vocab_size,
+        "context": context,
+        "stride": stride,
+        "nats": score.nats,
+        "tokens": score.tokens,
+        "words": score.words,
+        "bytes": score.bytes,
+        "token_perplexity": score.token_perplexity,
+        "word_perplexity": score.word_perplexity,
+        "bits_per_byte": score.bits_per_byte,
+        "unknown_share": stream.unknown_share,
+        "convention": convention(run.config.data, run.tokenizer.kind, stream.unknown_share),
+    }
+
+
+def convention(data: str, kind: TokenizerKind, unknown_share: float) -> str:
+    """Say which figures may stand beside one on this data, with this kind of tokenizer."""
+    if kind in ("bpe", "char"):
+        text = "total nats of the pieces over the count of words: beside other open vocabularies"
+    elif kind == "basic_english":
+        text = "another token stream (lower case, no blank lines): never beside published figures"
+    elif unknown_share:
+        text = "not beside figures of the closed vocabulary"
+    else:
+        text = "closed vocabulary, <eos> for each line end, every token scored once"
+        if data == "wikitext-2":
+            text += ": beside published figures"
+    if unknown_share:
+        text += f"; {unknown_share:.1%} of the tokens became <unk>, which is easier than words"
+    return text
+
+
+def figure_rows(figures: Mapping[str, Any]) -> Rows:
+    """Return figures as rows of a table, for people."""
+    windows = "each window on its own" if figures["stride"] == figures["context"] else "overlapping"
+    return [
+        ("run", f"{figures['run']}, {figures['split']} of {figures['data']}"),
+        ("perplexity", f"{figures['word_perplexity']:.2f} per word"),
+        ("", f"{figures['token_perplexity']:.2f} per token"),
+        ("bits per byte", f"{figures['bits_per_byte']:.4f}"),
+        ("nats", f"{figures['nats']:,.1f}"),
+        ("tokens", f"{figures['tokens']:,}"),
+        ("words", f"{figures['words']:,}, line ends included"),
+        ("<unk>", f"{figures['unknown_share']:.2%} of the tokens"),
+        ("context", f"{figures['context']}, stride {figures['stride']}: {windows}"),
+        ("tokenizer", f"{figures['tokenizer']}, {figures['vocab_size']:,} entries"),
+        ("convention", str(figures["convention"])),
+    ]

@@ -1,0 +1,216 @@
+"""Text to ids and back, in four kinds.
+
+| kind          | an id is                                | `<eos>` stands                     |
+|---------------|-----------------------------------------|------------------------------------|
+| basic_english | a word by the classic rules (`text`)    | after each line that has words     |
+| wikitext      | a word between blanks                   | for each line end, blank lines too |
+| bpe           | a run of bytes, learnt by merging pairs | after each document                |
+| char          | a character, else each of its bytes     | after each document                |
+
+In: text, or the lines of one. Out: ids. `vocabulary` says which ids there are.
+
+Each kind is an object of the `tokenizers` library, saved as tokenizer.json, which transformers
+reads too. There basic_english differs in one letter (a Σ at the end of a word), and a special that
+stands in the text is one to transformers, whatever stands beside it.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from minigpt.config import TokenizerConfig, TokenizerKind, UserError
+from minigpt.files import atomic_write
+from minigpt.vocabulary import (
+    BOS,
+    EOS,
+    PAD,
+    SPELT_UNKNOWN,
+    UNK,
+    Lines,
+    batches,
+    encode_batch,
+    encode_documents,
+    learn,
+)
+
+# What may stand beside a word for basic_english to see it as a word of its own.
+_UNKNOWN_WORD = re.compile(r"(?<![^\s'.,()!?;:])<unk>(?![^\s'.,()!?;:])")
+
+
+class Tokenizer:
+    """Text to ids and back. Made by `train` or `load`."""
+
+    kind: TokenizerKind
+    vocab_size: int
+    eos_id: int
+    unk_id: int | None  # what unseen words become; bpe and char have none
+    bos_id: int | None
+    pad_id: int | None
+    special_ids: frozenset[int]  # not to be generated unasked: unk, pad and bos, in any spelling
+    fingerprint: str  # sha256 of tokenizer.json
+
+    def __init__(self, tokenizer_json: str) -> None:
+        """Raise UserError where `tokenizer_json` is not a tokenizer of one of the four kinds."""
+        self._json = tokenizer_json
+        try:
+            self._library = tokenizers.Tokenizer.from_str(tokenizer_json)
+        except Exception as error:  # the library raises no narrower class
+            raise UserError(f"it is not a tokenizer.json ({error})") from None
+        self.kind = _kind_of(json.loads(tokenizer_json))
+        # The text's own "<eos>" is text: only this module ends a document.
+        self._library.encode_special_tokens = True
+        self.vocab_size = self._library.get_vocab_size()
+        self._tokens = [self._library.id_to_token(i) or "" for i in range(self.vocab_size)]
+        self._ids = {token: i for i, token in enumerate(self._tokens)}
+        self._by_words = self.kind in ("basic_english", "wikitext")
+        needed = {"basic_english": (UNK, PAD, BOS, EOS), "wikitext": (UNK, EOS)}
+        if "" in self._ids or not self._ids.keys() >= {*needed.get(self.kind, (EOS,))}:
+            raise UserError(f"its ids have a gap, or {EOS} or {UNK} is missing among its tokens")
+        self.eos_id = self._ids[EOS]
+        self.unk_id = self._ids[UNK] if self._by_words else None
+        has_four = self.kind == "basic_english"
+        self.bos_id = self._ids[BOS] if has_four else None
+        self.pad_id = self._ids[PAD] if has_four else None
+        specials = (*SPELT_UNKNOWN, PAD, BOS) if has_four else SPELT_UNKNOWN
+        self.special_ids = frozenset(self._ids[s] for s in specials if s in self._ids)
+        self.fingerprint = hashlib.sha256(tokenizer_json.encode()).hexdigest()
+
+    @classmethod
+    def train(cls, config: TokenizerConfig, lines: Lines) -> "Tokenizer":
+        """Learn the vocabulary of `lines`, which may be called twice. Same lines, same ids.
+
+        Raises UserError where vocab_size has no room for what the kind cannot do without.
+        """
+        return cls(learn(config, lines).to_str(pretty=True))
+
+    @classmethod
+    def load(cls, path: Path) -> "Tokenizer":
+        """Return what `save` wrote to `path`. Raises UserError where it is missing or damaged."""
+        try:
+            return cls(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UserError(f"tokenizer {path} does not exist: check the path") from None
+        except (OSError, UnicodeDecodeError, UserError) as error:
+            raise UserError(f"tokenizer {path} is damaged: {error}") from None
+
+    def save(self, path: Path) -> None:
+        """Write tokenizer.json to `path`, and the tokenizer_config.json of transformers beside."""
+        named = {"unk_token": self.unk_id, "pad_token": self.pad_id, "bos_token": self.bos_id}
+        config = {
+            # Without a class, transformers picks one by the model's and re-splits the text.
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            "eos_token": EOS,
+            **{name: self._tokens[i] for name, i in named.items() if i is not None},
+        }
+        with atomic_write(path.with_name("tokenizer_config.json")) as file:
+            file.write(json.dumps(config, indent=2).encode())
+        with atomic_write(path) as file:
+            file.write(self._json.encode())
+
+    def token_to_id(self, token: str) -> int | None:
+        """Return the id of `token` as the vocabulary spells it, or None."""
+        return self._ids.get(token)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a prompt: as `encode_lines` gives them, but with no `<eos>` at its end.
+
+        A line end inside is the line end of the kind. No text raises.
+        """
+        *whole, last = text.split("\n")
+        if not self._by_words:
+            # Line by line, as in training: "\n\n" must not become a piece that was never seen.
+            return list(chain(*self._encode_batch([*(line + "\n" for line in whole), last])))
+        *ended, rest = self._encode_batch([*whole, last])
+        return [*chain(*(self._with_eos(ids) for ids in ended)), *rest]
+
+    def encode_lines(self, lines: Iterable[str]) -> Iterator[list[int]]:
+        """Yield the ids of each line, `<eos>` included where the kind has it: what a model is fed.
+
+        lines   without their "\\n". bpe and char put it back, and end a document before a WikiText
+                title, at a line `<|endoftext|>`, and with the text: with a list of `<eos>` alone.
+        """
+        if not self._by_words:
+            yield from encode_documents(self._library, lines)
+            return
+        for batch in batches(lines):
+            yield from map(self._with_eos, self._encode_batch(batch))
+
+    def decode(self, ids: Sequence[int], *, raw: bool = False) -> str:
+        """Return the text of `ids`; exactly the text that was encoded for bpe and char.
+
+        Words are joined by blanks, and their `<eos>` is the line end that it stands for. Specials
+        are left out; `raw` spells every one of them.
+        """
+        if not self._by_words:
+            kept = ids if raw else [i for i in ids if i != self.eos_id]
+            return self._library.decode(list(kept), skip_special_tokens=False)
+        if raw:
+            return " ".join(self._tokens[i] for i in ids)
+        pieces, blank = [], ""
+        for i in ids:
+            if i == self.eos_id:
+                pieces.append("\n")
+                blank = ""
+            elif i not in self.special_ids:
+                pieces.append(blank + self._tokens[i])
+                blank = " "
+        return "".join(pieces)
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """Return one printable piece for each id; blanks and line ends show as ␣ and ⏎."""
+        return [self._piece(i) for i in ids]
+
+    def n_spelt_unknown(self, line: str) -> int:
+        """Return how many ids of `line` are `<unk>` because the text itself says so."""
+        if UNK not in line.lower():
+            return 0
+        if self.kind == "wikitext":
+            return line.split().count(UNK)
+        if self.kind == "basic_english":
+            line = line.lower().replace('"', "").replace("<br />", " ")
+            return len(_UNKNOWN_WORD.findall(line))
+        return 0
+
+    def _piece(self, i: int) -> str:
+        token = self._tokens[i]
+        if self.kind == "bpe" and i != self.eos_id:
+            text = self._library.decode([i])
+            token = token if "\ufffd" in text else text  # part of a character: GPT-2's stand-ins
+        token = token.replace(" ", "␣").replace("\n", "⏎")
+        return token if token.isprintable() else repr(token)[1:-1]
+
+    def _with_eos(self, ids: list[int]) -> list[int]:
+        if ids or self.kind == "wikitext":
+            ids.append(self.eos_id)
+        return ids
+
+    def _encode_batch(self, texts: list[str]) -> list[list[int]]:
+        # No text may raise, but the library takes no lone surrogates (they come from file names).
+        texts = [text if text.isascii() else _mended(text) for text in texts]
+        if self.kind == "basic_english":
+            # The library lowers each letter by itself: only here does a final Σ become ς.
+            texts = [text.lower() for text in texts]
+        return encode_batch(self._library, texts)
+
+
+def _kind_of(spec: dict[str, Any]) -> TokenizerKind:
+    """Return the kind of a tokenizer.json: each of the four has a build of its own."""
+    model = spec["model"]["type"]
+    if model == "WordLevel":
+        return "basic_english" if spec.get("normalizer") else "wikitext"
+    if model == "BPE" and (spec.get("pre_tokenizer") or {}).get("type") == "ByteLevel":
+        return "bpe"
+    if model == "BPE" and spec["model"].get("byte_fallback"):
+        return "char"
+    raise UserError(f"a {model} tokenizer is none of basic_english, wikitext, bpe and char")
+
+
+def _mended(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,124 @@
+"""The Python interface: light to import, typed, and the same as the command line."""
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import minigpt
+from minigpt.config import load_preset
+from minigpt.events import Event, Finished
+
+T, D, H, F = 7, 12, 3, 20
+TINY = {"context_length": T, "d_model": D, "n_heads": H, "d_ff": F, "n_layers": 1}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[minigpt.Run]:
+    folder = tmp_path_factory.mktemp("api")
+    lines = [" ".join("abcde"[(i * j + i) % 5] for j in range(4 + i % 6)) for i in range(90)]
+    (folder / "text.txt").write_text("\n".join(lines), encoding="utf-8")
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINIGPT_CACHE", str(folder / "cache"))
+        yield minigpt.train(
+            "mini",
+            folder / "run",
+            data=str(folder / "text.txt"),
+            steps=3,
+            batch_size=2,
+            validations=1,
+            threads=1,
+            compile="off",
+            precision="float32",
+            model=TINY,
+        )
+    torch.set_num_threads(threads)
+
+
+def test_importing_is_light() -> None:
+    code = (
+        "import sys, minigpt; minigpt.Config; minigpt.__version__; dir(minigpt);"
+        "print(*{'torch', 'numpy', 'tokenizers', 'tyro', 'rich'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
+    )
+    assert done.stdout.strip() == ""
+
+
+def test_every_name_is_there() -> None:
+    for name in minigpt.__all__:
+        assert getattr(minigpt, name).__doc__, name
+        assert name in dir(minigpt)
+    assert set(minigpt.__all__) == set(minigpt._HOMES)
+    assert minigpt.__version__[0].isdigit()
+    with pytest.raises(AttributeError, match="no attribute 'tarin'"):
+        minigpt.tarin  # noqa: B018
+
+
+def test_functions_keep_their_names_beside_modules_of_the_same_name() -> None:
+    import minigpt.evaluate
+    import minigpt.generate
+    import minigpt.train
+    from minigpt import train
+    from minigpt.train import train as train_config
+
+    assert callable(minigpt.train)
+    assert minigpt.train is train
+    assert train is not train_config
+    assert callable(minigpt.evaluate)
+    assert callable(minigpt.generate)
+
+
+def test_a_preset_with_overrides(run: minigpt.Run) -> None:
+    assert run.config.model.d_model == D
+    assert run.config.model.position == load_preset("mini").model.position
+    assert (run.config.steps, run.config.minutes) == (3, None)
+    assert not run.model.training
+
+
+def test_load_gives_the_same_model(run: minigpt.Run) -> None:
+    for path in (run.path, str(run.path)):
+        loaded = minigpt.load(path)
+        ids = torch.tensor([[1, 2, 3]])
+        assert torch.equal(loaded.model(ids), run.model(ids))
+        assert loaded.config == run.config
+
+
+def test_evaluate_and_generate(run: minigpt.Run) -> None:
+    score = minigpt.evaluate(run, "test", context=5, stride=2)
+    assert math.isfinite(score.word_perplexity)
+    assert score != minigpt.evaluate(run, "test")
+    text = minigpt.generate(run, "a b", max_new_tokens=5, seed=3)
+    assert text == minigpt.generate(run, "a b", max_new_tokens=5, seed=3)
+    with pytest.raises(minigpt.UserError, match="context is 0"):
+        minigpt.evaluate(run, context=0)
+
+
+def test_events_and_resume(run: minigpt.Run, tmp_path: Path) -> None:
+    events: list[Event] = []
+    settings = {"steps": 2, "seed": 5}
+    second = minigpt.train(run.config, tmp_path / "run", on_event=events.append, **settings)
+    assert isinstance(events[-1], Finished)
+    assert second.config.seed == 5
+    third = minigpt.train(second.config, second.path, on_event=events.append, resume=True)
+    assert third.step == 2
+
+
+def test_mistakes_are_told_before_anything_is_made(run: minigpt.Run, tmp_path: Path) -> None:
+    for settings in ({"learing_rate": 3}, {"model": {"d_modle": 3}}, {"steps": 0}):
+        with pytest.raises(minigpt.UserError):
+            minigpt.train(run.config, tmp_path / "run", **settings)
+    with pytest.raises(minigpt.UserError, match="mnii"):
+        minigpt.train("mnii", tmp_path / "run")
+    with pytest.raises(minigpt.UserError, match="does not exist"):
+        minigpt.load(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(minigpt.UserError, match="exists"):
+        minigpt.train(run.config, run.path)

@@ -1,0 +1,226 @@
+"""Attention made visible: the weights are those that were used, and nothing stays behind."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from matplotlib.image import imread
+
+from minigpt.attention_maps import AttentionMaps, attention_maps, recorded
+from minigpt.config import ModelConfig, UserError
+from minigpt.layers.attention import fast_causal_attention
+from minigpt.model import MiniGPT
+
+B, T, L, H, K, F, V = 5, 17, 2, 3, 14, 31, 89
+CONFIGS = {
+    "sinusoidal": ModelConfig(
+        V, 19, 22, H, 0, K, F, L, "sinusoidal", "layer", "post", "relu", dropout=0.5
+    ),
+    "rotary": ModelConfig(V, 19, 23, H, 0, K, F, L, dropout=0.5),
+    "grouped": ModelConfig(V, 19, 23, H, 1, K, F, L, qk_norm=True, dropout=0.5),
+    "attention_dropout": ModelConfig(V, 19, 23, H, 0, K, F, L, attention_dropout=0.5),
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+def make_model(name: str = "rotary") -> MiniGPT:
+    torch.manual_seed(1)
+    model = MiniGPT(CONFIGS[name])
+    with torch.no_grad():  # fresh weights look everywhere alike: give them something to prefer
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(std=0.3)
+    return model
+
+
+def random_ids(*shape: int) -> torch.Tensor:
+    return torch.randint(V, shape, generator=torch.Generator().manual_seed(0))
+
+
+def some_maps(n_layers: int, n_heads: int, tokens: list[str]) -> AttentionMaps:
+    size = len(tokens)
+    scores = torch.randn(n_layers, n_heads, size, size, generator=torch.Generator().manual_seed(1))
+    hidden = torch.ones(size, size, dtype=torch.bool).triu(1)
+    return AttentionMaps(scores.masked_fill(hidden, -torch.inf).softmax(-1), tokens)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_recorded_model_computes_what_the_fast_one_does(name):
+    model, ids = make_model(name).eval(), random_ids(B, T)
+    fast = model(ids)
+    with recorded(model) as weights:
+        taught = model(ids)
+    torch.testing.assert_close(taught, fast, atol=1e-5, rtol=1e-5)
+    assert [tuple(w.shape) for w in weights] == [(B, H, T, T)] * L
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_rows_sum_to_1_and_the_future_gets_exactly_0(name):
+    weights = attention_maps(make_model(name), random_ids(T).tolist()).weights
+    assert weights.shape == (L, H, T, T)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(L, H, T))
+    assert torch.equal(weights.triu(1), torch.zeros(L, H, T, T))
+    assert weights[..., -1, :].std(-1).min() > 0.01
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_weights_mix_the_values_into_what_the_block_passes_on(name):
+    model, ids = make_model(name).eval(), random_ids(1, T)
+    seen = []
+    attention = model.blocks[0].attention
+    attention.value.register_forward_hook(lambda *_: seen.append(_[2]))
+    attention.output.register_forward_hook(lambda *_: seen.append(_[1][0]))
+    model(ids)
+    values, mixed = seen
+    values = values.unflatten(-1, (-1, K)).transpose(1, 2)  # (1, G, T, K)
+    values = values.repeat_interleave(H // values.size(1), dim=1)
+    weights = attention_maps(model, ids[0].tolist()).weights[0]
+    torch.testing.assert_close((weights @ values).transpose(1, 2).flatten(2), mixed)
+
+
+def test_nothing_stays_on_the_model():
+    model, ids = make_model().train(), random_ids(T).tolist()
+    model.blocks[1].eval()
+    before = copy.deepcopy([sorted(vars(part)) for part in model.modules()])
+    modes = [part.training for part in model.modules()]
+    attention_maps(model, ids)
+    assert [sorted(vars(part)) for part in model.modules()] == before
+    assert [part.training for part in model.modules()] == modes
+    assert all(block.attention.attend is fast_causal_attention for block in model.blocks)
+
+
+def test_an_error_inside_restores_the_model_too():
+    model = make_model()
+    with pytest.raises(RuntimeError, match="boom"), recorded(model):
+        raise RuntimeError("boom")
+    assert all(block.attention.attend is fast_causal_attention for block in model.blocks)
+
+
+def test_a_compiled_model_is_recorded_as_it_is_written():
+    model, ids = make_model(), random_ids(T).tolist()
+    expected = attention_maps(model, ids).weights
+
+    def refuse(*_):
+        pytest.fail("compiled")
+
+    for block in model.blocks:
+        block.compile(backend=refuse)
+    assert torch.equal(attention_maps(model, ids).weights, expected)
+
+
+def test_records_may_be_nested():
+    model, ids = make_model().eval(), random_ids(1, T)
+    with recorded(model) as outer:
+        with recorded(model) as inner:
+            model(ids)
+        model(ids)
+    assert len(inner) == len(outer) == L
+    assert all(torch.equal(a, b) for a, b in zip(inner, outer, strict=True))
+
+
+def test_gradients_flow_through_what_is_recorded():
+    model = make_model()
+    with recorded(model) as weights:
+        model(random_ids(B, T))
+    weights[1][..., -1, 0].sum().backward()
+    assert model.blocks[0].attention.query.weight.grad.abs().sum() > 0
+
+
+def test_a_cached_pass_is_recorded_with_its_past():
+    model, ids = make_model().eval(), random_ids(1, T)
+    cache = model.new_cache(1)
+    with torch.no_grad(), recorded(model) as weights:
+        model.next_logits(ids[:, :11], cache)
+        model.next_logits(ids[:, 11:], cache)
+    whole = attention_maps(model, ids[0].tolist()).weights
+    assert [tuple(w.shape) for w in weights] == [(1, H, 11, 11)] * L + [(1, H, T - 11, T)] * L
+    torch.testing.assert_close(torch.cat(weights[L:]), whole[..., 11:, :])
+
+
+def test_what_changes_later_changes_no_earlier_row():
+    model, ids = make_model(), random_ids(T).tolist()
+    changed = [*ids[:11], *[(i + 1) % V for i in ids[11:]]]
+    before, after = attention_maps(model, ids).weights, attention_maps(model, changed).weights
+    torch.testing.assert_close(after[..., :11, :], before[..., :11, :])
+    assert not torch.allclose(after[..., 11:, :], before[..., 11:, :], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("ids", "tokens", "message"),
+    [
+        ([], None, "the text has 0 tokens: give from 1 to 19"),
+        ([1] * 20, None, "the text has 20 tokens: give from 1 to 19"),
+        ([3, V], None, rf"ids \[{V}\] lie outside the model's vocabulary of {V}"),
+        ([3, -1], None, r"ids \[-1\] lie outside"),
+        ([3, 4, 5], ["a", "b"], "2 tokens for 3 positions"),
+    ],
+)
+def test_a_text_that_cannot_be_drawn_is_refused(ids, tokens, message):
+    with pytest.raises(UserError, match=message):
+        attention_maps(make_model(), ids, tokens)
+
+
+def test_entropy_tells_a_pointed_head_from_a_wide_one():
+    wide = torch.ones(T, T).tril()
+    pointed = torch.eye(T)
+    weights = torch.stack([wide / wide.sum(-1, keepdim=True), pointed])[None]
+    entropy = AttentionMaps(weights, ["x"] * T).entropy()
+    torch.testing.assert_close(entropy, torch.tensor([[1.0, 0.0]]))
+
+
+@pytest.mark.parametrize(
+    ("n_layers", "n_heads", "tokens"),
+    [
+        (1, 1, ["alone"]),
+        (2, 3, ["the", "cat", "sat"]),
+        (3, 2, ["$x$", "$", "语", "😊", "␣a", "\n", "\t", "", "a_very_long_token_indeed", "_^{"]),
+        (2, 1, [f"w{i}" for i in range(97)]),
+    ],
+)
+def test_a_picture_is_drawn_of_any_text_without_a_warning(tmp_path, n_layers, n_heads, tokens):
+    path = tmp_path / "new" / "attention.png"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        some_maps(n_layers, n_heads, tokens).save_png(path)
+    picture = imread(path)
+    assert min(picture.shape[:2]) > 700
+    assert picture.std() > 0.05
+    assert [p.name for p in path.parent.iterdir()] == ["attention.png"]
+
+
+def test_one_layer_or_head_can_be_drawn_alone(tmp_path):
+    maps = some_maps(2, 3, ["the", "cat", "sat"])
+    for name, more in {
+        "all": {},
+        "row": {"layer": 1},
+        "column": {"head": 2},
+        "one": {"layer": 1, "head": 2},
+    }.items():
+        maps.save_png(tmp_path / f"{name}.png", **more)
+    width = {path.stem: imread(path).shape[1] for path in tmp_path.iterdir()}
+    assert width["one"] < width["column"] <= width["row"] <= width["all"]
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 4
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"layer": 2}, "layer is 2: the model has layers 0 to 1"),
+        ({"head": -1}, "head is -1: the model has heads 0 to 2"),
+    ],
+)
+def test_a_layer_that_is_not_there_is_refused(tmp_path, more, message):
+    with pytest.raises(UserError, match=message):
+        some_maps(2, 3, ["the", "cat"]).save_png(tmp_path / "a.png", **more)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match=r"picture .*a\.png cannot be written"):
+        some_maps(1, 1, ["the"]).save_png(tmp_path / "file" / "a.png")

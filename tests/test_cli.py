@@ -1,0 +1,556 @@
+"""The command line: a mistake is one line and status 2, help is quick, results go to stdout."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import minigpt
+from minigpt import cli
+from minigpt.config import Config, UserError, load_preset
+
+WORDS = [
+    "the",
+    "city",
+    "of",
+    "stone",
+    "was",
+    "built",
+    "by",
+    "two",
+    "old",
+    "men",
+    "near",
+    "a",
+    "river",
+    ",",
+    "and",
+    "it",
+    "is",
+    "large",
+    ".",
+]
+
+
+def text_of(n_lines: int) -> str:
+    """Return lines of ordinary words, none like the one before it."""
+    lines = (
+        " ".join(WORDS[(i * 7 + j * j) % len(WORDS)] for j in range(5 + i % 11))
+        for i in range(n_lines)
+    )
+    return "\n".join(lines) + "\n"
+
+
+def failed(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a command that must fail as a user's mistake does; return its one line."""
+    capsys.readouterr()
+    assert cli.main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: "), err
+    assert err.count("\n") == 1, err
+    assert "Traceback" not in err
+    assert ": " in err.removeprefix("error: ")  # what and which value: what to do
+    return err
+
+
+def run_python(*argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *argv],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=120,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each test start in an empty folder with an empty cache."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MINIGPT_CACHE", str(tmp_path / "cache"))
+
+
+TINY = "--threads 1 --compile off --precision float32 --model.context-length 8 --model.d-model 16"
+TINY += " --model.n-heads 2 --model.n-layers 1 --model.d-ff 24 --batch-size 3 --validations 1"
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run of three steps on a small text, made by the command line itself."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "text.txt").write_text(text_of(97), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINIGPT_CACHE", str(folder / "cache"))
+        argv = f"train mini --data {folder / 'text.txt'} --steps 3 --out {folder / 'run'} {TINY}"
+        assert cli.main(argv.split()) == 0
+        yield folder / "run"
+
+
+@pytest.mark.parametrize("argv", [[], ["-h"], ["--help"], ["--debug", "--help"]])
+def test_help_names_every_command(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(argv) == 0
+    out, err = capsys.readouterr()
+    assert all(f"  {name} " in out for name in cli.COMMANDS)
+    assert err == ""
+
+
+@pytest.mark.parametrize("name", sorted(cli.COMMANDS))
+def test_each_command_explains_its_flags(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in ([name, "--help"], [name, "-h"], ["--help", name]):
+        assert cli.main(argv) == 0
+        out, err = capsys.readouterr()
+        assert out.startswith(f"usage: minigpt {name}")
+        assert err == ""
+
+
+def test_help_may_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["train", "paper", "--model.d-model", "12", "-h", "--seed", "3"]
+    assert cli.main(argv) == 0
+    out, _ = capsys.readouterr()
+    assert "--model.d-model" in out
+    assert "(default: 12)" not in out
+    assert "(default: 512)" in out  # the preset's, not the class's
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["--version"], ["train", "--version"], ["generate", "run", "--version"]):
+        assert cli.main(argv) == 0
+        assert capsys.readouterr().out == f"minigpt {minigpt.__version__}\n"
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["train", "--help"], ["train", "--lr", "3"]])
+def test_help_and_mistakes_come_at_once(argv: list[str]) -> None:
+    code = (
+        "import sys; from minigpt.cli import main; main(sys.argv[1:]);"
+        "print('heavy:', *{'torch', 'datasets', 'matplotlib', 'numpy', 'rich'} & set(sys.modules))"
+    )
+    best = float("inf")
+    for _ in range(3):  # the machine may be busy with something else
+        started_at = time.perf_counter()
+        done = run_python("-c", code, *argv)
+        best = min(best, time.perf_counter() - started_at)
+    assert done.stdout.splitlines()[-1].strip() == "heavy:"
+    assert best < 1.0  # the promise is 0.5 on an idle machine
+
+
+def test_python_m_minigpt() -> None:
+    done = run_python("-m", "minigpt", "trian")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: command trian is not known (did you mean train?)")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("trian", "command trian is not known (did you mean train?)"),
+        ("--seed 3 train", "flag --seed is not known"),
+        ("train wikitxt2", "preset wikitxt2 is not known (did you mean wikitext2?)"),
+        ("train --seed 3 mini", "preset mini has no place here: write it right behind train"),
+        ("train --learing_rate 3", "--learing_rate is not known (did you mean --optim.rate?)"),
+        ("train --model.d-modle 8", "(did you mean --model.d-model?)"),
+        ("train --model.d_modle=8", "(did you mean --model.d-model?)"),
+        ("train --d_model 8", "(did you mean --model.d-model?)"),
+        ("train --minuts 8", "(did you mean --minutes?)"),
+        ("train --tokenizer.kind wikitxt", "is wikitxt (did you mean wikitext?)"),
+        ("train --compile maybe", "--compile is maybe: take one of auto, on, off"),
+        ("train --seed x", "--seed is x: it must be a whole number"),
+        ("train --steps 1.5", "--steps is 1.5: it must be a whole number"),
+        ("train --minutes soon", "--minutes is soon: it must be a number"),
+        ("train --seed", "--seed has no value"),
+        ("train --out --seed 3", "--out has no value"),
+        ("train mini x", "argument x has no place here"),
+        ("train --model.bias True", "value True has no place here"),
+        ("train --config missing.toml", "config file missing.toml does not exist"),
+        ("train --resume missing", "missing does not exist"),
+        ("train mini --resume missing", "missing does not exist"),
+        ("evaluate", "RUN is missing"),
+        ("evaluate run --split vlaid", "--split is vlaid (did you mean valid?)"),
+        ("generate run --temprature 1", "(did you mean --temperature?)"),
+        ("generate run a prompt", "argument a has no place here: put text with blanks in quotes"),
+        ("generate run --top-p x", "--top-p is x: it must be a number"),
+        ("attention run", "TEXT is missing"),
+        ("attention run text --out picture.jpg", "--out is picture.jpg"),
+        ("tokenize bqe text", "RUN|KIND is bqe (did you mean bpe?)"),
+        ("tokenize bpe", "TEXT is missing"),
+        ("tokenize bpe text --vocab-size 3", "vocab_size is 3"),
+        ("info", "RUN is missing"),
+        ("info run --plan mini", "RUN is given beside --plan"),
+        ("info --plan mnii", "preset mnii is not known (did you mean mini?)"),
+        ("quickstart --minutes x", "--minutes is x: it must be a number"),
+        ("check --foo", "flag --foo is not known"),
+    ],
+)
+def test_what_is_misspelt_or_missing_is_named(
+    argv: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in failed(argv.split(), capsys)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--minutes 0", "minutes is 0.0: it must be greater than 0"),
+        ("--minutes -5", "minutes is -5.0"),
+        ("--minutes nan", "minutes is nan"),
+        ("--epochs 0", "epochs is 0.0"),
+        ("--steps -1", "steps is -1"),
+        ("--steps 0", "steps is 0"),
+        ("--minutes 3 --steps 3", "minutes and steps are both given"),
+        ("--batch-size 0", "batch_size is 0"),
+        ("--batch-size 6 --accumulation 4", "batch_size 6 is not a multiple of accumulation 4"),
+        ("--model.d-model 0", "d_model is 0"),
+        ("--model.d-model -8", "d_model is -8"),
+        ("--model.d-model 30", "d_model 30 is not a multiple of n_heads 8"),
+        ("--model.n-heads 0", "n_heads is 0"),
+        ("--model.context-length 0", "context_length is 0"),
+        ("--model.n-layers -1", "n_layers is -1"),
+        ("--model.dropout 1", "dropout is 1.0"),
+        ("--optim.rate 0", "rate is 0.0"),
+        ("--optim.rate nan", "rate is nan"),
+        ("--seed -1", "seed is -1"),
+        ("--device gpu", "device gpu is not known: take auto, cpu, cuda or mps"),
+        ("--tokenizer.vocab-size 3", "vocab_size is 3"),
+        ("--model.cutoffs 7 5", "cutoffs are (7, 5)"),
+        ("--model.cutoffs x", "--model.cutoffs"),
+    ],
+)
+def test_sizes_and_budgets_that_cannot_be(
+    flags: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in failed(["train", *flags.split()], capsys)
+
+
+def test_debug_shows_where_it_went_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "--debug", "--seed", "x"]) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert err.splitlines()[-1] == "error: --seed is x: it must be a whole number"
+
+
+def parsed(*argv: str) -> Config:
+    from minigpt.command_line import parse_train
+
+    return parse_train(argv, "minigpt train")[1].settings
+
+
+def test_preset_then_file_then_flags(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("seed = 5\nsteps = 7\n[model]\nd_model = 24\nn_layers = 3\n", encoding="utf-8")
+    config = parsed("paper", "--config", str(file), "--model.d_model", "40", "--data=a.txt")
+    paper = load_preset("paper")
+    assert config.model.n_heads == paper.model.n_heads
+    assert (config.seed, config.model.n_layers) == (5, 3)
+    assert (config.model.d_model, config.data) == (40, "a.txt")
+    assert (config.minutes, config.epochs, config.steps) == (None, None, 7)
+    assert parsed() == load_preset("mini")
+
+
+@pytest.mark.parametrize("flag", ["--minutes=2", "--epochs=2", "--steps=2"])
+def test_a_budget_flag_replaces_the_presets_budget(flag: str) -> None:
+    config = parsed("mini", flag)
+    given = {name: getattr(config, name) for name in ("minutes", "epochs", "steps")}
+    assert {name for name, value in given.items() if value == 2} == {flag[2:-2]}
+    assert sum(value is not None for value in given.values()) == 1
+
+
+def test_switches_and_lists() -> None:
+    config = parsed("mini", "--model.no-bias", "--model.qk-norm", "--model.cutoffs", "5", "7")
+    assert (config.model.bias, config.model.qk_norm, config.model.cutoffs) == (False, True, (5, 7))
+
+
+def test_the_next_free_run_folder() -> None:
+    from minigpt.command_line import free_run_folder
+
+    assert free_run_folder("mini") == Path("runs/mini-1")
+    Path("runs/mini-1").mkdir(parents=True)
+    Path("runs/mini-3").mkdir()
+    assert free_run_folder("mini") == Path("runs/mini-2")
+
+
+def test_data_that_cannot_be_learned_from(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("empty.txt").write_bytes(b"")
+    Path("chinese.txt").write_bytes("语言模型。\n".encode("gb18030") * 50)
+    Path("short.txt").write_text("a b c\n" * 40, encoding="utf-8")
+    Path("empty").mkdir()
+    for data, message in [
+        ("wikitxt-2", "did you mean wikitext-2?"),
+        ("missing.txt", "missing.txt"),
+        ("empty.txt", "empty.txt"),
+        ("empty", "empty"),
+        ("chinese.txt", "UTF-8"),
+    ]:
+        assert message in failed(["train", "--data", data, "--steps", "1"], capsys), data
+    line = failed(
+        ["train", "--data", "short.txt", "--steps", "1", "--model.context-length", "512"], capsys
+    )
+    assert re.search(r"\b512\b|\b513\b", line), line
+    assert not list(Path().glob("runs/*/checkpoints/*")), "nothing was to be trained"
+
+
+def test_a_folder_that_is_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("folder").mkdir()
+    Path("file").touch()
+    for name in ("missing", "folder", "file"):
+        for argv in (
+            ["evaluate", name],
+            ["generate", name],
+            ["attention", name, "text"],
+            ["info", name],
+            ["check", name],
+            ["train", "--resume", name],
+        ):
+            assert name in failed(argv, capsys)
+
+
+def test_a_damaged_run(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import shutil
+
+    for name, damage in [
+        ("config.json", b"{"),
+        ("config.json", b'{"model": {"d_modle": 3}}'),
+        ("tokenizer.json", b"{}"),
+        ("best.json", b"[]"),
+    ]:
+        shutil.copytree(run_dir, "copy", dirs_exist_ok=True)
+        Path("copy", name).write_bytes(damage)
+        failed(["generate", "copy"], capsys)
+    shutil.copytree(run_dir, "copy", dirs_exist_ok=True)
+    weights = next(Path("copy").rglob("model.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert "damaged" in failed(["generate", "copy"], capsys)
+
+
+def test_a_run_is_not_written_over(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = run_dir.parent / "text.txt"
+    before = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")}
+    argv = f"train mini --data {data} --steps 1 --out {run_dir} {TINY}".split()
+    assert "exists" in failed(argv, capsys)
+    assert {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")} == before
+
+
+def test_overwrite_spares_what_is_no_run(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("thesis").mkdir()
+    Path("thesis/chapter.txt").write_text("years of work")
+    data = run_dir.parent / "text.txt"
+    argv = f"train mini --data {data} --steps 1 --out thesis --overwrite {TINY}".split()
+    assert "thesis" in failed(argv, capsys)
+    assert Path("thesis/chapter.txt").read_text() == "years of work"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--temperature nan", "temperature is nan"),
+        ("--temperature -1", "temperature is -1"),
+        ("--top-k 0", "top_k is 0"),
+        ("--top-p 0", "top_p is 0"),
+        ("--top-p 1.5", "top_p is 1.5"),
+        ("--max-new-tokens 0", "max_new_tokens is 0"),
+        ("--seed -1", "seed is -1"),
+        ("--device gpu", "device gpu is not known"),
+        ("--threads -1", "threads is -1"),
+        ("--stop=", "stop"),
+    ],
+)
+def test_sampling_that_cannot_be(
+    run_dir: Path, flags: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in failed(["generate", str(run_dir), *flags.split()], capsys)
+
+
+def test_generate(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["generate", str(run_dir), "--prompt", "the city", "--max-new-tokens", "20"]
+    assert cli.main(argv) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("the city")
+    assert "<unk>" not in out
+    assert err == ""
+    assert cli.main([*argv, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["prompt"] + told["text"] + "\n" == out
+    assert cli.main([*argv, "--seed", "2"]) == 0
+    assert capsys.readouterr().out != out
+
+
+def test_a_prompt_longer_than_the_context(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompt = " ".join(WORDS * 3)
+    assert cli.main(["generate", str(run_dir), "--prompt", prompt, "--max-new-tokens", "9"]) == 0
+    assert len(capsys.readouterr().out.split()) >= len(prompt.split())
+
+
+def test_words_that_the_model_does_not_know_are_told(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["generate", str(run_dir), "--prompt", "the quokka", "--top-k", "none"]) == 0
+    assert "note: 1 of 2 tokens" in capsys.readouterr().err
+
+
+def test_evaluate(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["evaluate", str(run_dir), "--split", "test", "--stride", "3"]) == 0
+    out, _ = capsys.readouterr()
+    for what in ("per word", "per token", "bits per byte", "nats", "<unk>", "context", "stride 3"):
+        assert what in out
+    assert "another token stream" in out  # basic_english stands beside no published figure
+    figures = []
+    for batch_size in ("1", "5"):
+        argv = ["evaluate", str(run_dir), "--json", "--batch-size", batch_size]
+        assert cli.main(argv) == 0
+        figures.append(json.loads(capsys.readouterr().out))
+    assert figures[0]["nats"] == pytest.approx(figures[1]["nats"], rel=1e-6)
+    assert figures[0]["split"] == "valid"
+
+
+@pytest.mark.parametrize("flags", ["--context 0", "--context 9", "--stride 0", "--batch-size 0"])
+def test_windows_that_cannot_be(
+    run_dir: Path, flags: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed(["evaluate", str(run_dir), *flags.split()], capsys)
+
+
+def test_attention(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["attention", str(run_dir), "the city of stone", "--out", "a/b.png"]) == 0
+    assert capsys.readouterr().out == f"{Path('a/b.png')}\n"
+    assert Path("a/b.png").read_bytes().startswith(b"\x89PNG")
+    for argv in (["", ""], ["the " * 9, ""], ["the", "--layer=1"], ["the", "--head=-1"]):
+        failed(["attention", str(run_dir), *filter(None, argv[1:]), "--", argv[0]], capsys)
+
+
+def test_tokenize(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["tokenize", str(run_dir), "The city", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["pieces"] == ["the", "city"]
+    assert len(told["ids"]) == 2
+    data = str(run_dir.parent / "text.txt")
+    for kind in ("basic_english", "wikitext", "char"):
+        assert cli.main(["tokenize", kind, "the city", "--data", data]) == 0
+        assert capsys.readouterr().out.startswith("id")
+    argv = ["tokenize", "bpe", "the city", "--data", data, "--vocab-size", "300"]
+    assert cli.main(argv) == 0
+
+
+def test_info(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["info", str(run_dir)], ["info", "--plan", "wikitext2"]):
+        assert cli.main(argv) == 0
+        out, err = capsys.readouterr()
+        assert "non-embedding" in out
+        assert "FLOPs per token" in out
+        assert err == ""
+    assert cli.main(["info", "--plan", "wikitext2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["vocab_size"] == 33_278
+
+
+def test_check_of_a_run(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", str(run_dir)]) == 0
+    out, _ = capsys.readouterr()
+    assert "FAILED" not in out
+    assert out.splitlines()[-1].endswith(" checks, 0 failed")
+
+
+def test_train_tells_where_and_what_next(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = run_dir.parent / "text.txt"
+    assert cli.main(f"train mini --data {data} --steps 2 {TINY}".split()) == 0
+    out, err = capsys.readouterr()
+    assert "per word" in out
+    assert f"minigpt generate {Path('runs/mini-1')}" in err
+
+
+@pytest.mark.parametrize("beside", ["--steps 9", "--seed 2", "--overwrite", "--out b", "mini"])
+def test_a_resumed_run_keeps_its_settings(
+    run_dir: Path, beside: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--resume", str(run_dir)]
+    argv = [beside, *argv] if beside == "mini" else [*argv, *beside.split()]
+    assert "is not alone" in failed(["train", *argv], capsys)
+    assert cli.main(["train", "--resume", str(run_dir)]) == 0  # nothing left to do, and no harm
+
+
+def test_a_fault_of_ours_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fault(args: list[str]) -> int:
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setitem(cli.COMMANDS, "check", ("", fault))
+    assert cli.main(["check"]) == 1
+    err = capsys.readouterr().err
+    assert err == "error: internal: RuntimeError: two lines, run again with --debug\n"
+    assert cli.main(["check", "--debug"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (BrokenPipeError(32, "Broken pipe"), 0, ""),
+        (MemoryError(), 2, "error: memory is too small"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 2, "error: memory"),
+        (PermissionError(13, "Permission denied", "runs"), 2, "error: file runs: Permission"),
+        (UserError("a\nb"), 2, "error: a b\n"),
+    ],
+)
+def test_what_may_happen_to_any_command(
+    error: BaseException,
+    status: int,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fault(args: list[str]) -> int:
+        raise error
+
+    monkeypatch.setitem(cli.COMMANDS, "check", ("", fault))
+    assert cli.main(["check"]) == status
+    err = capsys.readouterr().err
+    assert err.startswith(message)
+    assert "Traceback" not in err
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    command = f"{sys.executable} -m minigpt train --help | true"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+
+
+def test_any_locale_will_do(run_dir: Path) -> None:
+    argv = ("-m", "minigpt", "tokenize", str(run_dir), "naïve 语言")
+    done = run_python(*argv, PYTHONUTF8="0", LC_ALL="C", PYTHONIOENCODING="", LANG="C")
+    assert done.returncode == 0, done.stderr
+    assert "<unk>" in done.stdout
+    done = subprocess.run(
+        [sys.executable, *argv[:-1], b"\xff\xfe"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "is not UTF-8" in done.stderr
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(run_dir: Path) -> None:
+    data = run_dir.parent / "text.txt"
+    argv = f"-m minigpt train mini --data {data} --minutes 5 --out stopped {TINY}".split()
+    with subprocess.Popen(
+        [sys.executable, *argv], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    ) as process:
+        deadline = time.monotonic() + 90
+        metrics = Path("stopped/metrics.jsonl")
+        while not metrics.exists() and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "minigpt train --resume stopped" in err
+    assert "Traceback" not in err
+    assert cli.main(["generate", "stopped", "--max-new-tokens", "3"]) == 0
