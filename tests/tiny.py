@@ -92,7 +92,10 @@ def taught(model: MiniGPT) -> Iterator[None]:
 
 
 class LargestTensor(TorchDispatchMode):
-    """Within it, `numel` is how many numbers the largest tensor had that any operation made."""
+    """Within it, `numel` is how many numbers the largest tensor had that any operation made.
+
+    Views of what was there before do not count.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,8 +103,9 @@ class LargestTensor(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
+        old = {a.untyped_storage().data_ptr() for a in args if isinstance(a, Tensor)}
         for tensor in made if isinstance(made, tuple | list) else (made,):
-            if isinstance(tensor, Tensor):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in old:
                 self.numel = max(self.numel, tensor.numel())
         return made
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from minigpt.compilation import uncompiled
 from minigpt.config import UserError
 from minigpt.evaluate import evaluating
 from minigpt.files import atomic_write
-from minigpt.generate import uncompiled
 from minigpt.layers.attention import CausalSelfAttention, taught_causal_attention
 from minigpt.model import MiniGPT
 

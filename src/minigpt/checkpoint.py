@@ -34,6 +34,18 @@ from minigpt.tokenizer import Tokenizer
 
 Which = Literal["last", "best"]
 
+# What the libraries raise where a file is whole but says something else than the config.
+_UNFIT = (
+    SafetensorError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OverflowError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
 
 def write_json(path: Path, tree: Mapping[str, Any]) -> None:
     """Write tree to path, whole or not at all."""
@@ -106,12 +118,15 @@ def save_checkpoint(
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        save_model(model, str(temporary / "model.safetensors"))  # a tied table once
         tensors, states = _pack(optimizers)
         tensors["generator.cpu"] = torch.get_rng_state()
         if torch.cuda.is_available():
             tensors["generator.cuda"] = torch.cuda.get_rng_state()
-        save_file(tensors, str(temporary / "trainer.safetensors"))
+        try:
+            save_model(model, str(temporary / "model.safetensors"))  # a tied table once
+            save_file(tensors, str(temporary / "trainer.safetensors"))
+        except SafetensorError as error:  # its word for a full disk too
+            raise OSError(str(error)) from error
         files = {
             name: {"size": (temporary / name).stat().st_size, "sha256": _sha256(temporary / name)}
             for name in ("model.safetensors", "trainer.safetensors")
@@ -203,18 +218,37 @@ def checkpoint_folder(run_dir: Path, which: Which) -> Path:
         path = folder / name
         if not path.is_file():
             raise UserError(f"{path} is missing: restore it from a copy")
-        if path.stat().st_size != noted.get("size") or _sha256(path) != noted.get("sha256"):
+        is_whole = noted == {"size": path.stat().st_size, "sha256": _sha256(path)}
+        if not is_whole:
             raise UserError(f"{path} is damaged (size or sha256 differ): restore it from a copy")
     return folder
 
 
-def load_weights(folder: Path, model: MiniGPT) -> None:
-    """Load the weights of a checkpoint into model. Raises UserError where they do not fit."""
+def read_tokenizer(run_dir: Path, config: Config) -> Tokenizer:
+    """Return the tokenizer of a run. Raises UserError where it is not the one of its config."""
+    tokenizer = Tokenizer.load(run_dir / "tokenizer.json")
+    if config.model.vocab_size != tokenizer.vocab_size:
+        raise UserError(
+            f"{run_dir}: config.json has {config.model.vocab_size} vocabulary entries, "
+            f"tokenizer.json {tokenizer.vocab_size}: restore the one that was changed"
+        )
+    return tokenizer
+
+
+def load_weights(folder: Path, config: Config) -> MiniGPT:
+    """Return the model of a checkpoint. Raises UserError where its weights do not fit config."""
     try:
+        model = MiniGPT(config.model)
         load_model(model, str(folder / "model.safetensors"))
-    except (SafetensorError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{folder} does not fit its config.json ({reason}): restore it") from None
+    except _UNFIT as error:
+        raise UserError(
+            f"{folder} does not fit its config.json ({_one_line(error)}): restore it from a copy"
+        ) from None
+    return model
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 def load_trainer(folder: Path, optimizers: list[Optimizer]) -> dict[str, Any]:
@@ -228,8 +262,10 @@ def load_trainer(folder: Path, optimizers: list[Optimizer]) -> dict[str, Any]:
         torch.set_rng_state(tensors["generator.cpu"])
         if "generator.cuda" in tensors and torch.cuda.is_available():
             torch.cuda.set_rng_state(tensors["generator.cuda"])
-    except (SafetensorError, KeyError, ValueError, TypeError, IndexError, RuntimeError) as error:
-        raise UserError(f"{folder} cannot be resumed ({error}): restore it from a copy") from None
+    except _UNFIT as error:
+        raise UserError(
+            f"{folder} cannot be resumed ({_one_line(error)}): restore it from a copy"
+        ) from None
     return trainer
 
 
@@ -253,15 +289,10 @@ class Run:
         """
         path = Path(path)
         config = read_config(path)
-        tokenizer = Tokenizer.load(path / "tokenizer.json")
-        if config.model.vocab_size != tokenizer.vocab_size:
-            raise UserError(
-                f"{path}: config.json has {config.model.vocab_size} vocabulary entries, "
-                f"tokenizer.json {tokenizer.vocab_size}: restore the one that was changed"
-            )
-        folder = checkpoint_folder(path, which)
-        model = MiniGPT(config.model)
-        load_weights(folder, model)
+        tokenizer = read_tokenizer(path, config)
+        if which == "best" and not _is_named(path, "best"):
+            which = "last"  # it was broken off before its first validation
+        model = load_weights(checkpoint_folder(path, which), config)
         report = read_json(path / "report.json") if (path / "report.json").is_file() else {}
         step = _step_of(path, which)
         return cls(path, config, tokenizer, model.to(device).eval(), step, report)

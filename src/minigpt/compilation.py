@@ -6,8 +6,10 @@ compiled in place or left as it was, and one line that says which and why.
 
 import copy
 import math
+import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -61,3 +63,15 @@ def _fastest(run_pass: Pass, objective: Objective) -> float:
         run_pass(objective)
         seconds.append(time.perf_counter() - began_at)
     return min(seconds[1:])
+
+
+def uncompiled() -> AbstractContextManager[None]:
+    """Return a context in which compiled blocks run as they are written.
+
+    They were compiled for the shapes of training, and would be again for each length of a text.
+    """
+    # Without its compiler loaded, which takes a second, PyTorch cannot have compiled anything.
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
+    return stance

@@ -275,24 +275,24 @@ def _rows(rows: Any, column: str) -> Iterator[str]:
 
 def _read(path: Path, start: int = 0, stop: int | None = None) -> Iterator[str]:
     """Yield the lines start … stop of a file: any kind of line end, no byte order mark."""
-    with path.open(encoding="utf-8-sig") as file:
-        for line in islice(file, start, stop):
-            yield line.removesuffix("\n")
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for line in islice(file, start, stop):
+                yield line.removesuffix("\n")
+    except UnicodeDecodeError:
+        raise UserError(_not_text(path)) from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def _n_lines(path: Path) -> int:
     """Return how many lines a text file has. Raises UserError where it is none, or has no text."""
     n_lines, has_text = 0, False
-    try:
-        for line in _read(path):
-            if "\0" in line:
-                raise UserError(_not_text(path))
-            n_lines += 1
-            has_text = has_text or bool(line.strip())
-    except UnicodeDecodeError:
-        raise UserError(_not_text(path)) from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+    for line in _read(path):
+        if "\0" in line:
+            raise UserError(_not_text(path))
+        n_lines += 1
+        has_text = has_text or bool(line.strip())
     if not has_text:
         raise UserError(f"{path} is empty: give a file with text in it")
     return n_lines

@@ -80,10 +80,11 @@ TEXTS = {
 
 
 def download(name: str, folder: Path) -> None:
-    """Put the files of the text `name` into `folder`, which then has all of them or none half.
+    """Put the files of the text `name` into `folder`, each of them whole or not at all.
 
-    Files of the hub's own cache serve without a network. Raises UserError, saying how to supply the
-    files by hand, whatever goes wrong: no network, a refusal, a file cut short, wrong bytes.
+    Files in the cache of the hub's client serve without a network. Raises UserError, saying how to
+    supply the files by hand, whatever goes wrong: no network, a refusal, a file cut short, wrong
+    bytes.
     """
     text = TEXTS[name]
     for part in text.parts.values():

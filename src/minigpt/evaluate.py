@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from minigpt.compilation import uncompiled
 from minigpt.config import UserError
 from minigpt.data import TokenStream
 from minigpt.model import MiniGPT
@@ -118,8 +119,7 @@ def token_nats(
         raise UserError("the text to evaluate is empty: give one with at least one token")
     device = next(model.parameters()).device
     nats = np.empty(len(ids), dtype=np.float32)
-    # Compiled for the shapes of training; the shapes here would each compile anew.
-    with evaluating(model), torch.compiler.set_stance("force_eager"):
+    with evaluating(model), uncompiled():
         for batch in _batched(windows(len(ids), context, stride), batch_size):
             targets = np.stack([ids[w.begin : w.end] for w in batch]).astype(np.int64)
             before = [ids[w.begin - 1] if w.begin else eos_id for w in batch]

@@ -11,15 +11,14 @@ B batch · T sequence · V vocabulary
 """
 
 import math
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from minigpt.compilation import uncompiled
 from minigpt.config import UserError
 from minigpt.evaluate import evaluating
 from minigpt.model import MiniGPT
@@ -158,18 +157,6 @@ def window_start(n_ids: int, context_length: int) -> int:
     stride = context_length - context_length // 2
     too_many = max(0, n_ids - context_length)
     return math.ceil(too_many / stride) * stride
-
-
-def uncompiled() -> AbstractContextManager[None]:
-    """Return a context in which compiled blocks run as they are written.
-
-    They were compiled for the shapes of training and would be again for each length of a text.
-    """
-    # Without its compiler loaded, which takes a second, PyTorch cannot have compiled anything.
-    if "torch._dynamo" not in sys.modules:
-        return nullcontext()
-    stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
-    return stance
 
 
 class _Reader:

@@ -26,9 +26,16 @@ def choose_device(name: str) -> torch.device:
     present += ["cpu"]
     if name == "auto":
         return torch.device(present[0])
-    if name.split(":", maxsplit=1)[0] not in present:
-        raise UserError(f"device {name} is not available here: take auto or cpu")
-    return torch.device(name)
+    missing = UserError(f"device {name} is not available here: take auto or cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:  # a number that is none
+        raise missing from None
+    if device.type not in present or (
+        device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()
+    ):
+        raise missing
+    return device
 
 
 def set_threads(threads: int) -> int:

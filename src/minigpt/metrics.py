@@ -50,7 +50,7 @@ def read_metrics(path: Path) -> Iterator[Record]:
         for line in f:
             with contextlib.suppress(json.JSONDecodeError):
                 record = json.loads(line)
-                if isinstance(record, dict) and isinstance(record.get("step"), int):
+                if isinstance(record, dict) and {"kind", "step"} <= record.keys():
                     yield record
 
 
@@ -81,7 +81,8 @@ class Metrics:
 
     def close(self) -> None:
         """Close the file and the log."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # a full disk was told of when the line was written
+            self._file.close()
         self._log.close()
 
 

@@ -65,7 +65,7 @@ class Report:
         self.metrics: Metrics | None = None
 
     def __call__(self, event: Event) -> None:
-        """Take note of one event. Where the disk is full that is said once, and training goes on."""
+        """Take note of one event. A full disk is told of once, and training goes on."""
         if isinstance(event, Started):
             self.started = event
             self.metrics = Metrics(self.run_dir, event.config, event.step)

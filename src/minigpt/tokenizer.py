@@ -41,6 +41,8 @@ from minigpt.vocabulary import (
 
 # What may stand beside a word for basic_english to see it as a word of its own.
 _UNKNOWN_WORD = re.compile(r"(?<![^\s'.,()!?;:])<unk>(?![^\s'.,()!?;:])")
+# How the char kind spells a byte, as an entry of its own.
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 class Tokenizer:
@@ -149,8 +151,12 @@ class Tokenizer:
         are left out; `raw` spells every one of them.
         """
         if not self._by_words:
-            kept = ids if raw else [i for i in ids if i != self.eos_id]
-            return self._library.decode(list(kept), skip_special_tokens=False)
+            kept = [i for i in ids if raw or i != self.eos_id]
+            if self.kind == "bpe":
+                return self._library.decode(kept, skip_special_tokens=False)
+            # The library gives up a whole run of bytes for one that is wrong in it, also those that
+            # it had made characters of when the run was shorter: no text could be streamed.
+            return b"".join(map(self._bytes, kept)).decode("utf-8", "replace")
         if raw:
             return " ".join(self._tokens[i] for i in ids)
         pieces, blank = [], ""
@@ -185,6 +191,11 @@ class Tokenizer:
             token = token if "\ufffd" in text else text  # part of a character: GPT-2's stand-ins
         token = token.replace(" ", "␣").replace("\n", "⏎")
         return token if token.isprintable() else repr(token)[1:-1]
+
+    def _bytes(self, i: int) -> bytes:
+        """Return what id i of the kind char stands for: a character, or a byte written <0xAB>."""
+        token = self._tokens[i]
+        return bytes([int(token[3:5], 16)]) if _BYTE.fullmatch(token) else token.encode()
 
     def _with_eos(self, ids: list[int]) -> list[int]:
         if ids or self.kind == "wikitext":

@@ -63,7 +63,18 @@ def train(
     with stop_requests() as stop_requested:
         clock = perf_counter() - progress.elapsed_seconds
         state.objective.train()
-        while (share := state.share_used()) < 1:
+        while True:
+            # Before the step, not after it: a run may have been broken off with this to do.
+            if _n_validations_due(state) > progress.n_validations:
+                _validate(state)
+                progress.elapsed_seconds = perf_counter() - clock
+                # What fell due meanwhile would score the same weights again.
+                progress.n_validations = _n_validations_due(state)
+                if 0 < config.patience <= progress.validations_since_best:
+                    reason = "patience"
+                    break
+            if (share := state.share_used()) >= 1:
+                break
             factor = rate_factor(share, config.optim)
             set_rates(state.optimizers, factor)
             began_at = perf_counter()
@@ -75,13 +86,7 @@ def train(
             if stop_requested() or non_finite_steps == NON_FINITE_STEPS_BEFORE_STOP:
                 reason = "interrupted" if stop_requested() else "non-finite"
                 break
-            if state.share_used() * config.validations >= progress.n_validations + 1:
-                _validate(state)
-                progress.elapsed_seconds = perf_counter() - clock
-                if 0 < config.patience <= progress.validations_since_best:
-                    reason = "patience"
-                    break
-        if reason == "interrupted":
+        if reason == "interrupted" or progress.best is None:
             _save(state, ["last"])
     return _finished(state, reason)
 
@@ -161,8 +166,9 @@ def _stepped(
     state: TrainingState, loss: float, norm: float, factor: float, step_seconds: float
 ) -> Stepped:
     progress, share = state.progress, state.share_used()
-    progress.loss_sum += loss
-    progress.loss_steps += 1
+    if math.isfinite(loss):
+        progress.loss_sum += loss
+        progress.loss_steps += 1
     elapsed = progress.elapsed_seconds
     if state.config.minutes is not None:
         remaining = max(0.0, 60 * state.config.minutes - elapsed)
@@ -183,13 +189,19 @@ def _stepped(
     )
 
 
+def _n_validations_due(state: TrainingState) -> int:
+    """Return how many of the equal parts of the budget are used up."""
+    # 1 / 49 · 49 is a little less than 1.
+    return int(state.share_used() * state.config.validations + 1e-9)
+
+
 def _validate(state: TrainingState) -> None:
     """Score all of valid, write a checkpoint, tell what came out."""
     progress, began_at = state.progress, perf_counter()
     with state.autocast():
         score = evaluate(state.model, state.valid, state.tokenizer.eos_id)
     is_best = progress.best is None or score.nats < progress.best["nats"]
-    progress.n_validations = int(state.share_used() * state.config.validations + 1e-9)
+    progress.n_validations = _n_validations_due(state)
     progress.validations_since_best = 0 if is_best else progress.validations_since_best + 1
     if is_best:
         progress.best = asdict(score)
@@ -234,7 +246,7 @@ def _finished(state: TrainingState, reason: str) -> Run:
         state.on_event(
             Noted(
                 f"stopped: the gradient was not finite {NON_FINITE_STEPS_BEFORE_STOP} times in a "
-                "row; the best checkpoint is kept: try lower rates"
+                f"row; the {'best' if valid else 'last'} checkpoint is kept: try lower rates"
             )
         )
     state.on_event(

@@ -20,6 +20,7 @@ from minigpt.checkpoint import (
     load_trainer,
     load_weights,
     read_config,
+    read_tokenizer,
     write_json,
 )
 from minigpt.compilation import choose_compile, compile_blocks
@@ -164,17 +165,20 @@ def resumed_training(run_dir: Path, on_event: Callback) -> TrainingState:
     device = choose_device(config.device)
     set_threads(config.threads)
     corpus = open_corpus(config.data)
-    tokenizer = Tokenizer.load(run_dir / "tokenizer.json")
-    torch.manual_seed(config.seed)
-    model = MiniGPT(config.model)
-    load_weights(folder, model)
-    model.to(device)
+    tokenizer = read_tokenizer(run_dir, config)
+    model = load_weights(folder, config).to(device)
     if config.compile == "on":
         compile_blocks(model)
     optimizers = make_optimizers(model, config.optim)
     stream = prepare(corpus, "train", tokenizer)
     rates = matrix_rates(device)
     trainer = load_trainer(folder, optimizers)
+    try:
+        progress = Progress(**trainer["progress"])
+    except (KeyError, TypeError):
+        raise UserError(
+            f"{folder / 'trainer.json'} does not say how far the run was: restore it from a copy"
+        ) from None
     return TrainingState(
         config=config,
         run_dir=run_dir,
@@ -189,7 +193,7 @@ def resumed_training(run_dir: Path, on_event: Callback) -> TrainingState:
         device=device,
         rates=rates,
         on_event=on_event,
-        progress=Progress(**trainer["progress"]),
+        progress=progress,
     )
 
 
