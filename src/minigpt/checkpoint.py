@@ -66,25 +66,28 @@ def read_json(path: Path) -> dict[str, Any]:
     return tree
 
 
+def check_run_folder(run_dir: Path, *, overwrite: bool) -> None:
+    """Raise UserError where a new run may not be put at run_dir; nothing is changed."""
+    if not run_dir.exists() or (run_dir.is_dir() and not any(run_dir.iterdir())):
+        return
+    if not overwrite:
+        raise UserError(
+            f"{run_dir} exists already: take another --out, or --overwrite to replace it"
+        )
+    # Only a run is replaced by a run: an --out that names anything else by mistake survives.
+    if not (run_dir / "config.json").is_file() or not (run_dir / "checkpoints").is_dir():
+        raise UserError(f"{run_dir} is not a run folder: remove it yourself or take another --out")
+
+
 def create_run_folder(
     run_dir: Path, config: Config, tokenizer: Tokenizer, *, overwrite: bool
 ) -> None:
-    """Make run_dir with its config and tokenizer. Raises UserError where something stands
-    already.
-    """
-    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
-        if not overwrite:
-            raise UserError(
-                f"{run_dir} exists already: take another --out, or --overwrite to replace it"
-            )
-        # Only a run is replaced by a run: an --out that names anything else by mistake survives.
-        if not (run_dir / "config.json").is_file() or not (run_dir / "checkpoints").is_dir():
-            raise UserError(
-                f"{run_dir} is not a run folder: remove it yourself or take another --out"
-            )
-        shutil.rmtree(run_dir)
+    """Make run_dir anew, with its config and tokenizer. Raises UserError as check_run_folder."""
+    check_run_folder(run_dir, overwrite=overwrite)
     try:
-        (run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
+        if run_dir.exists():
+            shutil.rmtree(run_dir)
+        (run_dir / "checkpoints").mkdir(parents=True)
         tokenizer.save(run_dir / "tokenizer.json")
         write_json(run_dir / "config.json", to_dict(config))
     except OSError as error:

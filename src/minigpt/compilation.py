@@ -49,10 +49,10 @@ def choose_compile(wish: str, model: MiniGPT, run_pass: Pass) -> tuple[bool, str
         reason = " ".join(str(error).split())[:120]
         return False, f"running eagerly: torch.compile failed ({type(error).__name__}: {reason})"
     if compiled >= eager:
-        return False, f"running eagerly: {eager:.2f} s a step, compiled {compiled:.2f} s"
+        return False, f"running eagerly: {eager:.2f} s a pass, compiled {compiled:.2f} s"
     compile_blocks(model)
     beside = "" if eager == math.inf else f", eager {eager:.2f} s"
-    return True, f"running compiled: {compiled:.2f} s a step{beside}"
+    return True, f"running compiled: {compiled:.2f} s a pass{beside}"
 
 
 def _fastest(run_pass: Pass, objective: Objective) -> float:

@@ -15,6 +15,7 @@ import torch
 from torch.optim import Optimizer
 
 from minigpt.checkpoint import (
+    check_run_folder,
     checkpoint_folder,
     create_run_folder,
     load_trainer,
@@ -34,6 +35,7 @@ from minigpt.optim import make_optimizers
 from minigpt.tokenizer import Tokenizer
 
 COMPILE_PAYS_FROM_SECONDS = 300
+MANY_UNKNOWN = 0.2
 
 
 @dataclass
@@ -92,9 +94,8 @@ class TrainingState:
 def new_training(
     config: Config, run_dir: Path, on_event: Callback, overwrite: bool
 ) -> TrainingState:
-    """Build a run from its config: data, tokenizer, model, and the choices that `auto` leaves
-    open.
-    """
+    """Build a run from its config: data, tokenizer, model, and what `auto` leaves open."""
+    check_run_folder(run_dir, overwrite=overwrite)  # before any work is done for nothing
     device = choose_device(config.device)
     set_threads(config.threads)
     rates = matrix_rates(device)
@@ -198,10 +199,13 @@ def resumed_training(run_dir: Path, on_event: Callback) -> TrainingState:
 
 
 def _note_unknown(train: TokenStream, valid: TokenStream, on_event: Callback) -> None:
+    """Say what share of the text the vocabulary cannot name, and what helps where it is large."""
     if train.n_unknown or valid.n_unknown:
+        many = max(train.unknown_share, valid.unknown_share) > MANY_UNKNOWN
+        advice = "; --tokenizer.kind bpe or char knows every word" if many else ""
         on_event(
             Noted(
                 f"the vocabulary of {train.vocab_size:,} entries turns {train.unknown_share:.2%} "
-                f"of train and {valid.unknown_share:.2%} of valid into <unk>"
+                f"of train and {valid.unknown_share:.2%} of valid into <unk>{advice}"
             )
         )

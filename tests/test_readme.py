@@ -1,0 +1,121 @@
+"""The README is executed: every command runs, every link leads somewhere, both languages agree."""
+
+import contextlib
+import io
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from minigpt.cli import main
+
+ROOT = Path(__file__).resolve().parents[1]
+ENGLISH, CHINESE = ROOT / "README.md", ROOT / "README.zh-CN.md"
+# What makes a training of minutes one of seconds. The budget takes the place of --minutes.
+SMALL = (
+    "--steps 2 --validations 1 --batch-size 2 --compile off --precision float32 "
+    "--model.context-length 32 --model.d-model 32 --model.d-ff 32 --model.n-layers 1"
+)
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", path.read_text("utf-8"), re.M | re.S)
+
+
+def commands(path: Path) -> list[str]:
+    lines = "".join(blocks(path, "sh")).splitlines()
+    return [line.split("  #")[0].strip() for line in lines if line.strip()]
+
+
+def shortened(command: str) -> list[str]:
+    words = shlex.split(command)[1:]
+    if words[0] != "train":
+        return words
+    if "--minutes" in words:
+        del words[words.index("--minutes") :][:2]
+    return words + SMALL.split()
+
+
+def test_every_minigpt_command_runs(
+    wikitext2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [f"line {n} : the model reads on and on ." for n in range(997)]
+    (tmp_path / "my_text.txt").write_text("\n".join(words), encoding="utf-8")
+    ran = [command for command in commands(ENGLISH) if command.startswith("minigpt ")]
+    assert len(ran) >= 9
+    for command in ran:
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            status = main(shortened(command))
+        assert status == 0, f"{command}: {err.getvalue()}"
+        assert out.getvalue().strip() or "train" in command, command
+    assert (tmp_path / "attention.png").stat().st_size > 10_000
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize("path", [ENGLISH, ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name)
+def test_every_make_target_exists(path: Path) -> None:
+    targets = [command.split()[1] for command in commands(path) if command.startswith("make ")]
+    assert targets
+    for target in targets:
+        subprocess.run(["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_every_command_is_of_a_kind_that_is_tested() -> None:
+    assert {command.split()[0] for command in commands(ENGLISH)} == {"make", "minigpt"}
+
+
+def test_the_classic_route_gives_what_it_says(
+    wikitext2: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (snippet,) = blocks(ENGLISH, "python")
+    exec(compile(snippet, "README.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("28785 [")
+
+
+@pytest.mark.parametrize("path", [ENGLISH, CHINESE], ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", path.read_text("utf-8"))
+    local = [link for link in links if "://" not in link]
+    assert len(local) >= 15
+    missing = [link for link in local if not (ROOT / link).exists()]
+    assert not missing
+
+
+def test_both_languages_agree() -> None:
+    def told(path: Path) -> dict[str, object]:
+        text = path.read_text("utf-8")
+        links = set(re.findall(r"\]\(([^)]+)\)", text)) - {"README.md", "README.zh-CN.md"}
+        return {
+            "commands": commands(path),
+            "python": blocks(path, "python"),
+            "output": blocks(path, "text"),
+            "links": links,
+            "headings": len(re.findall(r"^#+ ", text, re.M)),
+            "figures": sorted(re.findall(r"\| \**(\d+\.\d+)\**", text)),
+        }
+
+    assert told(ENGLISH) == told(CHINESE)
+
+
+RESULTS = sorted((ROOT / "docs" / "results").glob("*.json"))
+
+
+def test_there_are_results() -> None:
+    assert len(RESULTS) >= 4
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_figures_in_prose_are_those_of_the_runs(path: Path) -> None:
+    """Each recorded run stands in both places with the perplexities that its report has."""
+    result = json.loads(path.read_text("utf-8"))
+    for page in (ENGLISH, ROOT / "docs" / "experiments.md"):
+        rows = [row for row in page.read_text("utf-8").splitlines() if f"`{path.stem}`" in row]
+        assert rows, f"{page.name} has no row for {path.stem}"
+        for split in ("valid", "test"):
+            assert f"{result[split]['perplexity']:.1f}" in rows[0], (page.name, split)
