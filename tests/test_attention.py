@@ -84,7 +84,9 @@ def test_a_row_that_sees_nothing_gives_zeros_and_no_nan(dropout):
     assert (weights[:, :, 3] == 0).all()
     assert (output[:, :, 3] == 0).all()
     assert_close(weights.sum(-1), mask.any(-1).float().expand(B, H, T))
-    (output.square().sum() + weights.square().sum()).backward()
+    with torch.autograd.set_detect_anomaly(True):  # raises where a NaN is only passing through
+        output, weights = ScaledDotProductAttention(dropout)(q, k, v, mask)
+        (output.square().sum() + weights.square().sum()).backward()
     for tensor in (q, k, v):
         assert tensor.grad.isfinite().all()
     assert (q.grad[:, :, 3] == 0).all()

@@ -137,6 +137,7 @@ def test_a_run_whose_compiler_fails_is_the_eager_run(corpus, tmp_path, monkeypat
         raise RuntimeError("no compiler was found")
 
     monkeypatch.setattr(compilation, "compile_blocks", broken)
+    monkeypatch.setattr(training_state, "COMPILE_PAYS_FROM_SECONDS", 0)
     losses = {}
     for wish in ("off", "auto", "on"):
         told = Recorder()
@@ -163,6 +164,25 @@ def test_short_budgets_see_no_trial(corpus, tmp_path, monkeypatch, minutes, trie
     assert lines == (
         [] if tried else ["running eagerly: compiling does not pay in under five minutes"]
     )
+
+
+@pytest.mark.parametrize(
+    ("budget", "tried"),
+    [({"steps": 28}, False), ({"steps": 29}, True), ({"epochs": 999.0}, True)],
+)
+def test_budgets_of_steps_are_judged_by_how_long_they_would_take(
+    corpus, tmp_path, monkeypatch, budget, tried
+):
+    trials = []
+    monkeypatch.setattr(
+        training_state, "choose_compile", lambda *args: trials.append(args) or (False, "tried")
+    )
+    # 2 micro-batches of 5.2 s: 28 steps take 291 s, 29 take 302 s.
+    monkeypatch.setattr(training_state, "seconds_per_pass", lambda *args: 5.2)
+    monkeypatch.setattr(training_state.TrainingState, "share_used", lambda self: 1.0)  # no steps
+    config = replace(run_config(corpus, compile="auto"), batch_size=6, accumulation=2)
+    train(replace(config, **{"steps": None, **budget}), tmp_path / "run")
+    assert bool(trials) is tried
 
 
 # PyTorch's compiler hides its own warnings as they are shown; made errors, they would stop it.

@@ -143,10 +143,11 @@ class MiniGPT(nn.Module):
         return FullSoftmax(tables.weight)
 
     def _initialise(self) -> None:
-        """Give every matrix small random weights, so that the first logits are nearly equal.
+        """Give every matrix small random weights: GPT-2's (Radford et al. 2019, section 2.3).
 
-        GPT-2's values (Radford et al. 2019, section 2.3): standard deviation 0.02, and smaller by
-        √(2L) where a matrix writes to the stream, to which 2L parts add.
+        Standard deviation 0.02, and smaller by √(2L) where a matrix writes to the stream, to which
+        2L parts add. Tables that are multiplied by √D (paper, section 3.4) begin at 1/√D instead,
+        so that words are as large as the sines that are added to them.
         """
         into_stream = 0.02 / math.sqrt(2 * self.config.n_layers)
         table_std = 1 / self.embedding_scale if self.embedding_scale != 1 else 0.02
@@ -160,9 +161,7 @@ class MiniGPT(nn.Module):
                 nn.init.normal_(parameter, std=table_std if is_table else 0.02)
 
     def hidden(self, ids: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        """Return the last hidden vectors (B, T, D) of ids (B, T), which continue what cache
-        holds.
-        """
+        """Return the last hidden vectors (B, T, D) of ids (B, T), which continue the cache."""
         offset = cache.length if cache is not None else 0
         if offset + ids.size(1) > self.config.context_length:
             raise UserError(

@@ -68,7 +68,7 @@ def train(
             if _n_validations_due(state) > progress.n_validations:
                 _validate(state)
                 progress.elapsed_seconds = perf_counter() - clock
-                # What fell due meanwhile would score the same weights again.
+                # What fell due meanwhile would score all but the same weights.
                 progress.n_validations = _n_validations_due(state)
                 if 0 < config.patience <= progress.validations_since_best:
                     reason = "patience"

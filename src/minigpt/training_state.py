@@ -24,7 +24,7 @@ from minigpt.checkpoint import (
     read_tokenizer,
     write_json,
 )
-from minigpt.compilation import choose_compile, compile_blocks
+from minigpt.compilation import choose_compile, compile_blocks, seconds_per_pass
 from minigpt.config import Config, UserError, to_dict
 from minigpt.corpus import open_corpus
 from minigpt.data import TokenStream, TrainingBatches, fit_tokenizer, prepare
@@ -142,10 +142,6 @@ def new_training(
 def _compiled(state: TrainingState) -> bool:
     """Compile the model where that is wished for or pays, and say so."""
     config = state.config
-    short = config.minutes is not None and 60 * config.minutes < COMPILE_PAYS_FROM_SECONDS
-    if config.compile == "auto" and short:
-        state.on_event(Noted("running eagerly: compiling does not pay in under five minutes"))
-        return False
     size = config.batch_size // config.accumulation
     inputs, targets = (ids[:size].to(state.device) for ids in state.batches[0])
 
@@ -154,6 +150,15 @@ def _compiled(state: TrainingState) -> bool:
             nats, count = objective(inputs, targets)
         (nats / count).backward()
 
+    if config.compile == "auto":
+        if config.minutes is not None:
+            seconds = 60 * config.minutes
+        else:
+            n_passes = state.total_steps() * config.accumulation
+            seconds = n_passes * seconds_per_pass(state.model, run_pass)
+        if seconds < COMPILE_PAYS_FROM_SECONDS:
+            state.on_event(Noted("running eagerly: compiling does not pay in under five minutes"))
+            return False
     compiled, line = choose_compile(config.compile, state.model, run_pass)
     state.on_event(Noted(line))
     return compiled
