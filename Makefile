@@ -1,5 +1,6 @@
 # make run    set up, then: data → a few minutes of training → perplexity, text, attention picture
 # make test   set up, then: style, types, fast tests      make test-all   the slow tests too
+# make clean  take .venv and every cache away
 # Each sets up what it needs in .venv by itself and does so again when the requirements change.
 
 PYTHON ?= python3

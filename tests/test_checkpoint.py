@@ -73,6 +73,25 @@ def run_dir(tmp_path):
     return tmp_path / "run"
 
 
+def test_a_checkpoint_in_use_is_never_gone_for_a_moment(run_dir, monkeypatch):
+    """The step that a run was resumed from is saved again beside it, then named, then removed."""
+    model = Run.open(run_dir).model
+    optimizers = make_optimizers(model, OptimConfig())
+    write = checkpoint.write_json
+
+    def and_the_old_one_is_whole(path, tree):
+        checkpoint_folder(run_dir, "last")
+        write(path, tree)
+
+    monkeypatch.setattr(checkpoint, "write_json", and_the_old_one_is_whole)
+    for n, folder in ((7, "3-2"), (8, "3"), (9, "3-2")):
+        progress = {"progress": {"step": 3, "n": n}}
+        save_checkpoint(run_dir, 3, model, optimizers, progress, ["last", "best"])
+        assert checkpoint_folder(run_dir, "last").name == folder
+        assert [path.name for path in (run_dir / "checkpoints").iterdir()] == [folder]
+        assert read_json(checkpoint_folder(run_dir, "best") / "trainer.json")["progress"]["n"] == n
+
+
 def files_under(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
@@ -177,7 +196,7 @@ def test_two_names_may_point_to_two_checkpoints_and_no_third_is_kept(run_dir):
 def test_saving_a_step_again_replaces_it(run_dir):
     model = make_model(config_of().model, seed=5)
     save_checkpoint(run_dir, 3, model, make_optimizers(model, OptimConfig()), {}, ["last"])
-    table = Run.open(run_dir).model.embedding.weight
+    table = Run.open(run_dir, which="last").model.embedding.weight
     assert torch.equal(table, model.embedding.weight)
 
 
@@ -298,6 +317,8 @@ DAMAGES = {
     "name of nothing": lambda d: write_json(d / "best.json", {}),
     "name of a path": lambda d: write_json(d / "best.json", {"step": "../../x"}),
     "name below zero": lambda d: write_json(d / "best.json", {"step": -3}),
+    "folder elsewhere": lambda d: write_json(d / "best.json", {"step": 3, "folder": "../3"}),
+    "folder of another step": lambda d: write_json(d / "best.json", {"step": 3, "folder": "4"}),
     "name that is no number": lambda d: write_json(d / "best.json", {"step": True}),
     "name of what is gone": lambda d: write_json(d / "best.json", {"step": 4}),
     "name cut off": lambda d: (d / "best.json").write_text('{"st'),

@@ -454,6 +454,40 @@ def test_patience_ends_a_run_that_gets_no_better(
     assert read_json(tmp_path / "run" / "last.json")["step"] == n_seen
 
 
+def test_a_run_that_patience_ended_stays_ended(corpus, tmp_path, monkeypatch):
+    fake_scores(monkeypatch, [3.0, 4.0, 5.0])
+    train(run_config(corpus, steps=9, validations=9, patience=1), tmp_path / "run")
+    told = Recorder()
+    train(run_config(corpus), tmp_path / "run", told, resume=True)
+    assert told.of(Stepped) == told.of(Validated) == []
+    assert told.of(Finished)[0].reason == "patience"
+
+
+def test_a_score_that_is_not_a_number_is_beaten_by_any_other(corpus, tmp_path, monkeypatch):
+    fake_scores(monkeypatch, [math.nan, 5.0, math.nan, 4.0])
+    told = Recorder()
+    run = train(run_config(corpus, steps=4, validations=4), tmp_path / "run", told)
+    assert [event.is_best for event in told.of(Validated)] == [True, True, False, True]
+    assert run.step == 4
+
+
+def test_what_could_not_be_saved_is_not_called_best(corpus, tmp_path, monkeypatch):
+    fake_scores(monkeypatch, [5.0, 1.0, 4.0])
+    save = train_module.save_checkpoint
+
+    def full_for_the_second(run_dir, step, *rest):
+        if step == 2:
+            raise OSError("no space left")
+        save(run_dir, step, *rest)
+
+    monkeypatch.setattr(train_module, "save_checkpoint", full_for_the_second)
+    told = Recorder()
+    run = train(run_config(corpus, steps=3, validations=3), tmp_path / "run", told)
+    assert [event.is_best for event in told.of(Validated)] == [True, False, True]
+    assert run.step == 3  # opened with the weights whose score is told
+    assert told.of(Finished)[0].valid == told.of(Validated)[2].score
+
+
 def test_the_best_checkpoint_is_the_one_that_scored_best(corpus, tmp_path):
     told = Recorder()
     run = train(run_config(corpus, steps=40, validations=4), tmp_path / "run", told)

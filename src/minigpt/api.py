@@ -28,7 +28,7 @@ def load(path: str | Path, device: str = "cpu") -> Run:
 
     device   cpu, cuda, mps or auto
 
-    Raises UserError where there is none.
+    Raises UserError where path is not a run folder, or device is not here.
     """
     return Run.open(path, device=str(choose_device(device)))
 
@@ -46,7 +46,9 @@ def train(
 
     config      a `Config`, or the name of a preset
     on_event    told of every step, validation and note; None: a progress line on stderr and
-                metrics, samples and a plot in `out`
+                metrics, samples, a plot and a report in `out`
+    resume      go on with the run in `out`, whose own config counts
+    overwrite   replace a run that stands in `out`
     overrides   settings laid over config, as in a TOML file: minutes=5, model={"d_model": 128}
     Raises UserError, before anything is trained, for settings that cannot be.
     """
@@ -70,7 +72,7 @@ def evaluate(
         run.model,
         stream,
         run.tokenizer.eos_id,
-        context=run.model.config.context_length if context is None else context,
+        context=context,
         stride=stride,
     )
 

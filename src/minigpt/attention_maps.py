@@ -37,7 +37,7 @@ def recorded(model: MiniGPT) -> Iterator[list[Tensor]]:
 
     The list grows by L tensors (B, H, T, S) with each pass, first block first. They are part of the
     graph, so gradients can be asked for; detach them to keep them. On leaving, by an error too,
-    every block computes as before. Inside, compiled blocks run uncompiled.
+    every block computes as before. Inside, compiled blocks run as they are written.
     """
     weights: list[Tensor] = []
 
@@ -104,7 +104,7 @@ class AttentionMaps:
         """Return how widely each head looks (L, H), from 0 (one position) to 1 (all alike).
 
         The entropy of each row over that of an even look at all it can see, averaged over the rows
-        that can see more than one position.
+        that can see more than one position; NaN where the text is a single token and none can.
         """
         n_seen = torch.arange(1, len(self.tokens) + 1)
         nats = -torch.xlogy(self.weights, self.weights).sum(dim=-1)  # (L, H, T)
@@ -209,7 +209,7 @@ def _draw_large(axes: "Axes", maps: AttentionMaps, layer: int, head: int) -> "Ax
     image = _show(axes, _with_future_hidden(maps.weights[layer, head]), n_tokens, n_tokens)
     size = min(11.0, 0.72 * side_points)
     # Below five points nobody can read a label: then only each n-th token gets one.
-    every = max(1, round(5 / size + 0.49)) if size < 5 else 1
+    every = math.ceil(5 / size)
     shown = range(0, n_tokens, every)
     family = _installed_fonts()
     labels = [_label(maps.tokens[i], family) for i in shown]
@@ -281,6 +281,7 @@ def _show(axes: "Axes", values: Tensor, width: int, height: int) -> "AxesImage":
 
 
 def _installed_fonts() -> list[str]:
+    """Return those of _FONTS that matplotlib finds: a name it does not find would be a warning."""
     from matplotlib import font_manager
 
     installed = set(font_manager.fontManager.get_font_names())

@@ -10,7 +10,7 @@ In: models, optimizers and plain values. Out: a run folder, and back.
 
 A checkpoint is written under another name and renamed when it is whole; a name points to it only
 after that. Whenever the machine stops, the folder can be read. Tensors are safetensors and all else
-is JSON: opening a stranger's folder runs nothing of his.
+is JSON: opening a stranger's folder runs nothing of theirs.
 """
 
 import hashlib
@@ -117,47 +117,64 @@ def save_checkpoint(
     Raises OSError where the disk is full or may not be written to; what was there is still there.
     """
     folder = run_dir / "checkpoints"
+    in_use = _named(run_dir)
+    # A folder in use may not be missed for a moment: a run that was just resumed from this very
+    # step, and saves it anew, takes another name. At most two are in use.
+    name = next(n for n in (str(step), f"{step}-2", f"{step}-3") if n not in in_use)
+    # No last.json can name this, so what a killed process leaves behind is never taken for whole.
     temporary = folder / f".{step}.{os.getpid()}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        tensors, states = _pack(optimizers)
-        tensors["generator.cpu"] = torch.get_rng_state()
-        if torch.cuda.is_available():
-            tensors["generator.cuda"] = torch.cuda.get_rng_state()
-        try:
-            save_model(model, str(temporary / "model.safetensors"))  # a tied table once
-            save_file(tensors, str(temporary / "trainer.safetensors"))
-        except SafetensorError as error:  # its word for a full disk too
-            raise OSError(str(error)) from error
-        files = {
-            name: {"size": (temporary / name).stat().st_size, "sha256": _sha256(temporary / name)}
-            for name in ("model.safetensors", "trainer.safetensors")
-        }
-        write_json(
-            temporary / "trainer.json",
-            {"step": step, **trainer, "optimizers": states, "files": files},
-        )
-        for path in temporary.iterdir():
-            _flush(path)
-        _flush(temporary)
-        final = folder / str(step)
-        shutil.rmtree(final, ignore_errors=True)
-        temporary.rename(final)
+        _write_files(temporary, model, optimizers, {"step": step, **trainer})
+        shutil.rmtree(folder / name, ignore_errors=True)  # whole, but never named
+        temporary.rename(folder / name)
         _flush(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    for name in names:
-        write_json(run_dir / f"{name}.json", {"step": step})
-    kept = {str(_step_of(run_dir, name)) for name in ("last", "best") if _is_named(run_dir, name)}
+    for which in names:
+        write_json(run_dir / f"{which}.json", {"step": step, "folder": name})
+    in_use = _named(run_dir)
     for old in folder.iterdir():
-        if old.name not in kept:
+        if old.name not in in_use:
             shutil.rmtree(old, ignore_errors=True)
 
 
+def _named(run_dir: Path) -> set[str]:
+    """Return the names of the checkpoint folders that last.json and best.json point to."""
+    names = [name for name in ("last", "best") if _is_named(run_dir, name)]
+    return {_folder_of(run_dir, name) for name in names}
+
+
+def _write_files(
+    folder: Path, model: MiniGPT, optimizers: list[Optimizer], trainer: Mapping[str, Any]
+) -> None:
+    """Write the three files of a checkpoint, and wait until the disk has them."""
+    tensors, states = _pack(optimizers)
+    tensors["generator.cpu"] = torch.get_rng_state()
+    device = next(model.parameters()).device
+    if device.type == "cuda":
+        tensors["generator.cuda"] = torch.cuda.get_rng_state(device)
+    try:
+        save_model(model, str(folder / "model.safetensors"))  # a tied table once
+        save_file(tensors, str(folder / "trainer.safetensors"))
+    except SafetensorError as error:  # its word for a full disk too
+        raise OSError(str(error)) from error
+    files = {
+        name: {"size": (folder / name).stat().st_size, "sha256": _sha256(folder / name)}
+        for name in ("model.safetensors", "trainer.safetensors")
+    }
+    write_json(folder / "trainer.json", {**trainer, "optimizers": states, "files": files})
+    for path in folder.iterdir():
+        _flush(path)
+    _flush(folder)
+
+
 def _flush(path: Path) -> None:
-    """Wait until what path holds is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Wait until what path holds is on the disk; Windows knows that of files only."""
+    if path.is_dir() and os.name == "nt":
+        return
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:
@@ -174,14 +191,27 @@ def _is_named(run_dir: Path, name: str) -> bool:
 
 
 def _step_of(run_dir: Path, name: str) -> int:
+    """Return the step that last.json or best.json names. Raises UserError where it names none."""
     step = read_json(run_dir / f"{name}.json").get("step")
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
         raise UserError(f"{run_dir / name}.json names step {step!r}: restore it from a copy")
     return step
 
 
+def _folder_of(run_dir: Path, name: str) -> str:
+    """Return the folder that last.json or best.json names. Raises UserError for any other name."""
+    step = _step_of(run_dir, name)
+    folder = read_json(run_dir / f"{name}.json").get("folder", str(step))
+    if folder not in (str(step), f"{step}-2", f"{step}-3"):
+        raise UserError(f"{run_dir / name}.json names folder {folder!r}: restore it from a copy")
+    return str(folder)
+
+
 def _pack(optimizers: list[Optimizer]) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
-    """Part the optimizers' states into tensors, by name, and plain values."""
+    """Part the optimizers' states into tensors, by name, and plain values.
+
+    optimizer.0.12.exp_avg is the exp_avg of parameter 12 of the first optimizer, as PyTorch counts.
+    """
     tensors: dict[str, torch.Tensor] = {}
     states = []
     for i, optimizer in enumerate(optimizers):
@@ -207,13 +237,13 @@ def _unpack(
 
 
 def checkpoint_folder(run_dir: Path, which: Which) -> Path:
-    """Return the folder that `which` points to, once its files are found to be whole.
+    """Return the folder that `which` points to, once its files have been found to be whole.
 
     Raises UserError for a run that has none yet, and for files of another size or hash than noted.
     """
     if not _is_named(run_dir, which):
         raise UserError(f"{run_dir} has no checkpoint yet: train longer, or train it anew")
-    folder = run_dir / "checkpoints" / str(_step_of(run_dir, which))
+    folder = run_dir / "checkpoints" / _folder_of(run_dir, which)
     files = read_json(folder / "trainer.json").get("files")
     if not isinstance(files, dict) or set(files) != {"model.safetensors", "trainer.safetensors"}:
         raise UserError(f"{folder / 'trainer.json'} lists no files: restore it from a copy")
@@ -255,7 +285,10 @@ def _one_line(error: Exception) -> str:
 
 
 def load_trainer(folder: Path, optimizers: list[Optimizer]) -> dict[str, Any]:
-    """Restore optimizers and random generators from a checkpoint; return its plain values."""
+    """Restore optimizers and random generators from a checkpoint; return its plain values.
+
+    Raises UserError where the folder does not hold what these optimizers need.
+    """
     trainer = read_json(folder / "trainer.json")
     try:
         tensors = load_file(str(folder / "trainer.safetensors"))

@@ -1,9 +1,9 @@
 """The command `minigpt`: argv in, one call, an exit status out.
 
-0 done · 1 a check failed, or a fault of ours · 2 a mistake to mend, told in one line · 130 Ctrl-C
+0 done · 1 a check failed, a run diverged, or a fault of ours · 2 a mistake to mend · 130 Ctrl-C
 
 Results go to stdout, progress and notes to stderr. Each command imports what it needs inside, so
-that help and mistakes come at once, without torch. This is the only module that prints.
+that help and mistakes come at once, without torch. Nothing else prints but `report`, on stderr.
 """
 
 import dataclasses
@@ -35,11 +35,7 @@ from minigpt.command_options import (
     QuickstartOptions,
     TokenizeOptions,
 )
-from minigpt.config import (
-    UserError,
-    closest,
-    load_preset,
-)
+from minigpt.config import UserError, closest, load_preset
 
 if TYPE_CHECKING:
     from minigpt.checkpoint import Run
@@ -150,27 +146,20 @@ def _quickstart(args: list[str]) -> int:
 
 def _train(args: list[str]) -> int:
     preset, options = parse_train(args, "minigpt train")
-    from minigpt.events import Event, Finished
     from minigpt.report import Report
     from minigpt.train import train
 
     run_dir = options.resume or options.out or free_run_folder(preset)
-    ends: list[Finished] = []
-
-    def listen(event: Event) -> None:
-        report(event)
-        if isinstance(event, Finished):
-            ends.append(event)
-
     with Report(run_dir, options.settings) as report:
         run = train(
             options.settings,
             run_dir,
-            listen,
+            report,
             resume=options.resume is not None,
             overwrite=options.overwrite,
         )
-    (end,) = ends
+    end = report.finished
+    assert end is not None
     if end.valid is not None:  # else it was stopped before its first validation
         context = run.config.model.context_length
         _print_score(run, "valid", end.valid, context=context, stride=context)
@@ -240,7 +229,6 @@ def _generate(args: list[str]) -> int:
         sampling,
         stop=options.stop,
         raw=options.raw,
-        banned=() if options.raw else None,
     )
     if options.json:
         _print_json({"prompt": options.prompt, "text": "".join(pieces)})

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import tyro
 
-# Private names, hence the pinned minor: no public one tells what was refused except as boxed text.
+# Private names, hence one exact version in pyproject.toml: no public one tells what was refused
+# except as boxed text.
 from tyro import _arguments, _errors
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
@@ -121,19 +122,17 @@ def free_run_folder(name: str) -> Path:
 def open_run(path: Path, device: str = "cpu", threads: int = 0) -> "Run":
     """Open a run folder on the device that the user chose."""
     wishes = Config(device=device, threads=threads)  # refuses what train would refuse
-    from minigpt.checkpoint import Run, Which
+    from minigpt.checkpoint import Run
     from minigpt.machine import choose_device, set_threads
 
     set_threads(wishes.threads)
-    # A run that was stopped before its first validation has no best checkpoint yet.
-    which: Which = "best" if (path / "best.json").exists() else "last"
-    return Run.open(path, str(choose_device(wishes.device)), which)
+    return Run.open(path, str(choose_device(wishes.device)))
 
 
-def open_tokenizer(name: str, data: str, vocab_size: int | None) -> "Tokenizer":
+def open_tokenizer(name: str, data: str | None, vocab_size: int | None) -> "Tokenizer":
     """Return the tokenizer of the run folder `name`, or one of that kind, trained on `data`.
 
-    vocab_size None is the usual size for the kind.
+    data None is wikitext-2, vocab_size None the usual size for the kind; a run has its own.
     """
     from minigpt.tokenizer import Tokenizer
 
@@ -144,6 +143,11 @@ def open_tokenizer(name: str, data: str, vocab_size: int | None) -> "Tokenizer":
                 f"RUN|KIND is {name}{closest(name, kinds)}: "
                 f"give a run folder or one of {', '.join(kinds)}"
             )
+        if data is not None or vocab_size is not None:
+            raise UserError(
+                f"--data or --vocab-size is given with the run folder {name}, whose tokenizer has "
+                "learned already: leave them out"
+            )
         return Tokenizer.load(Path(name) / "tokenizer.json")
     from minigpt.corpus import open_corpus
     from minigpt.data import fit_tokenizer
@@ -151,7 +155,7 @@ def open_tokenizer(name: str, data: str, vocab_size: int | None) -> "Tokenizer":
     usual = {"basic_english": 10_000, "bpe": 8_192}.get(name, 0)
     size = usual if vocab_size is None else vocab_size
     config = from_dict(TokenizerConfig, {"kind": name, "vocab_size": size})
-    return fit_tokenizer(open_corpus(data), config)
+    return fit_tokenizer(open_corpus(data or "wikitext-2"), config)
 
 
 def utf8(args: Sequence[str]) -> list[str]:

@@ -80,7 +80,7 @@ class GenerateOptions:
     top_k: int | None = 50
     """Draw from the k likeliest tokens only; None: from all."""
     top_p: float | None = None
-    """Draw from the fewest tokens whose probabilities add up to p."""
+    """Draw from the fewest likeliest tokens whose probabilities reach p; default: from all."""
     seed: int = 1
     """The same seed gives the same text."""
     stop: UseAppendAction[tuple[str, ...]] = ()
@@ -119,8 +119,8 @@ class TokenizeOptions:
     """A run folder, or basic_english, wikitext, bpe or char, which then learns its entries."""
     text: Annotated[Positional[str], arg(metavar="TEXT")]
     """The text to cut up."""
-    data: str = "wikitext-2"
-    """The data whose train split a KIND learns its entries from."""
+    data: str | None = None
+    """The data whose train split a KIND learns its entries from; default: wikitext-2."""
     vocab_size: int | None = None
     """Entries of a KIND; default: 10,000 for basic_english, 8,192 for bpe, else every one."""
     json: Switch = False
@@ -134,7 +134,7 @@ class InfoOptions:
     run: Annotated[Positional[Path | None], arg(metavar="RUN")] = None
     """A run folder that `minigpt train` wrote."""
     plan: str | None = None
-    """A preset, computed without training anything."""
+    """The name of a preset: what it would cost, before anything is trained."""
     json: Switch = False
     """Print one JSON object instead of the tables."""
 

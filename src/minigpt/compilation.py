@@ -15,9 +15,10 @@ import torch
 
 from minigpt.model import MiniGPT, Objective
 
+# The fastest of them counts: whatever else the machine does only makes a pass slower.
 TRIAL_ROUNDS = 4
 
-# Runs forward and backward once on a batch of training, with the objective it is given.
+# Runs forward and backward once on a micro-batch of training, with the objective it is given.
 Pass = Callable[[Objective], None]
 
 
@@ -42,7 +43,7 @@ def choose_compile(wish: str, model: MiniGPT, run_pass: Pass) -> tuple[bool, str
     seconds: dict[Objective, float] = {eager: math.inf, compiled: math.inf}
     try:
         # The trial draws dropout masks; the run is to begin as if it had not.
-        with torch.random.fork_rng():
+        with _random_numbers_kept(model):
             compile_blocks(compiled.model)
             contestants = (eager, compiled) if wish == "auto" else (compiled,)
             for objective in contestants:
@@ -64,23 +65,31 @@ def choose_compile(wish: str, model: MiniGPT, run_pass: Pass) -> tuple[bool, str
 
 
 def seconds_per_pass(model: MiniGPT, run_pass: Pass) -> float:
-    """Time an eager pass, on a copy: the second, since the first warms up."""
+    """Return the seconds of an eager pass, on a copy: the second, since the first warms up."""
     objective = Objective(copy.deepcopy(model)).train()
-    with torch.random.fork_rng():
+    with _random_numbers_kept(model):
         run_pass(objective)
         return _seconds(run_pass, objective)
+
+
+def _random_numbers_kept(model: MiniGPT) -> AbstractContextManager[None]:
+    """Return a context after which the generators of CPU and model stand where they stood."""
+    device = next(model.parameters()).device
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 def _seconds(run_pass: Pass, objective: Objective) -> float:
     began_at = time.perf_counter()
     run_pass(objective)
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()  # it computes in the background
     return time.perf_counter() - began_at
 
 
 def uncompiled() -> AbstractContextManager[None]:
     """Return a context in which compiled blocks run as they are written.
 
-    They were compiled for the shapes of training, and would be again for each length of a text.
+    They were compiled for the shapes of training, and would be once more for each length of a text.
     """
     # Without its compiler loaded, which takes a second, PyTorch cannot have compiled anything.
     if "torch._dynamo" not in sys.modules:

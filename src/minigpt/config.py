@@ -81,7 +81,8 @@ def key_names(kind: type, path: str = "") -> list[str]:
     return names
 
 
-def _require(condition: bool, message: str) -> None:
+def require(condition: bool, message: str) -> None:
+    """Raise UserError with message unless condition holds."""
     if not condition:
         raise UserError(message)
 
@@ -89,15 +90,13 @@ def _require(condition: bool, message: str) -> None:
 def _require_positive(config: object, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
-        _require(
-            math.isfinite(value) and value > 0, f"{name} is {value}: it must be greater than 0"
-        )
+        require(0 < value < math.inf, f"{name} is {value}: it must be greater than 0")
 
 
 def _require_share(config: object, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
-        _require(0 <= value < 1, f"{name} is {value}: it must be at least 0 and less than 1")
+        require(0 <= value < 1, f"{name} is {value}: it must be at least 0 and less than 1")
 
 
 @dataclass(frozen=True)
@@ -108,15 +107,15 @@ class TokenizerConfig:
     """basic_english (the classic one), wikitext (the closed vocabulary of all published figures),
     bpe (bytes, GPT-2's split) or char."""
     vocab_size: int = 10_000
-    """Entries kept, specials included, the most frequent first; 0 keeps every word. bpe: pieces."""
+    """Entries kept, specials included, the most frequent first; 0 keeps all (not for bpe)."""
 
     def __post_init__(self) -> None:
         """Refuse a vocabulary that could not even hold the specials."""
-        _require(
+        require(
             self.vocab_size == 0 or self.vocab_size >= 5,
             f"tokenizer.vocab_size is {self.vocab_size}: give 0 (every word) or at least 5",
         )
-        _require(
+        require(
             self.kind != "bpe" or self.vocab_size >= 257,
             f"tokenizer.vocab_size is {self.vocab_size}: bpe needs at least 257 "
             "(256 bytes and <eos>)",
@@ -125,7 +124,7 @@ class TokenizerConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The sizes and the parts of a Mini-GPT. Letters in brackets are those of the paper."""
+    """The sizes and parts of a Mini-GPT. Letters in brackets stand in the shapes of the code."""
 
     vocab_size: int = 0
     """Entries of the vocabulary [V]; 0: as many as the tokenizer has."""
@@ -140,12 +139,11 @@ class ModelConfig:
     d_head: int = 0
     """Width of a head [K]; 0: d_model / n_heads."""
     d_ff: int = 0
-    """Inner width of the feed-forward network [F]; 0: 4 d_model, for swiglu 8/3 d_model."""
+    """Inner width of the feed-forward [F]; 0: 4 d_model, for swiglu 8/3 d_model in whole 32s."""
     n_layers: int = 6
     """Blocks, one upon the other [L]."""
     position: Position = "rotary"
-    """How a position is told: sinusoidal and learned add a vector to the embedding, rotary turns
-    queries and keys."""
+    """sinusoidal and learned add a vector to each embedding; rotary turns queries and keys."""
     norm: Norm = "rms"
     """layer (centre and scale) or rms (scale alone)."""
     norm_placement: NormPlacement = "pre"
@@ -182,29 +180,29 @@ class ModelConfig:
         _require_share(self, "dropout", "attention_dropout")
         for name in ("vocab_size", "n_kv_heads", "d_head", "d_ff"):
             value = getattr(self, name)
-            _require(value >= 0, f"{name} is {value}: it must be greater than 0, or 0 to derive it")
-        _require(
+            require(value >= 0, f"{name} is {value}: it must be greater than 0, or 0 to derive it")
+        require(
             self.d_head > 0 or self.d_model % self.n_heads == 0,
             f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}: "
             "change one of them, or set d_head",
         )
         kv_heads = self.n_kv_heads or self.n_heads
-        _require(
+        require(
             self.n_heads % kv_heads == 0,
             f"n_heads {self.n_heads} is not a multiple of n_kv_heads {kv_heads}: "
             "each key head serves the same number of query heads",
         )
         d_head = self.d_head or self.d_model // self.n_heads
-        _require(
+        require(
             self.position != "rotary" or d_head % 2 == 0,
             f"d_head {d_head} is odd: rotary positions turn pairs, so make it even",
         )
-        _require(
+        require(
             self.position != "sinusoidal" or self.d_model % 2 == 0,
             f"d_model {self.d_model} is odd: sinusoidal positions come in pairs, so make it even",
         )
         rising = all(a < b for a, b in zip(self.cutoffs, self.cutoffs[1:], strict=False))
-        _require(
+        require(
             rising and all(cutoff > 0 for cutoff in self.cutoffs),
             f"cutoffs are {self.cutoffs}: they must be greater than 0 and rise",
         )
@@ -214,14 +212,14 @@ class ModelConfig:
 
         vocab_size is the tokenizer's; a config that already names another one is an error.
         """
-        _require(
+        require(
             not (vocab_size and self.vocab_size) or vocab_size == self.vocab_size,
             f"model.vocab_size is {self.vocab_size} but the tokenizer has {vocab_size} entries: "
             "leave it out, or set tokenizer.vocab_size",
         )
         size = vocab_size or self.vocab_size
-        _require(size > 0, "vocab_size is 0: give the number of entries of the vocabulary")
-        # Two of swiglu's three matrices are 8/3 D wide: together they cost what two of 4 D do.
+        require(size > 0, "vocab_size is 0: give the number of entries of the vocabulary")
+        # Swiglu has three matrices: at 8/3 D they cost what the two of the others do at 4 D.
         swiglu_width = 32 * math.ceil(8 * self.d_model / 3 / 32)
         wide = swiglu_width if self.feed_forward == "swiglu" else 4 * self.d_model
         return dataclasses.replace(
@@ -269,10 +267,8 @@ class OptimConfig:
         _require_share(self, "momentum", "beta1", "beta2", "warm_up", "final_rate")
         for name in ("matrix_rate", "matrix_weight_decay", "weight_decay", "clip"):
             value = getattr(self, name)
-            _require(
-                math.isfinite(value) and value >= 0, f"{name} is {value}: it must be at least 0"
-            )
-        _require(
+            require(0 <= value < math.inf, f"{name} is {value}: it must be at least 0")
+        require(
             self.warm_up <= self.hold <= 1,
             f"hold is {self.hold}: it must lie between warm_up ({self.warm_up}) and 1",
         )
@@ -284,7 +280,7 @@ class Config:
 
     data: str = "wikitext-2"
     """wikitext-2, wikitext-2-raw, wikitext-103, tinystories, python-docs, a .txt file, a folder,
-    or hf:NAME."""
+    or hf:OWNER/NAME for a data set of the Hugging Face hub."""
     minutes: float | None = None
     """Budget in minutes of training, compilation and validation included."""
     epochs: float | None = None
@@ -307,8 +303,8 @@ class Config:
     threads: int = 0
     """CPU threads; 0: as many as there are cores to use."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile; auto times a few steps of each and keeps the faster (never in budgets under
-    five minutes)."""
+    """torch.compile; auto times a few passes with and without it and keeps the faster (in budgets
+    under five minutes it is left out)."""
     precision: Precision = "auto"
     """Precision of the matrix products; auto times both and takes bfloat16 where it is clearly
     faster. Weights, sums and losses are float32 always."""
@@ -320,22 +316,22 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse a run that could not start."""
-        _require(bool(self.data.strip()), "data is empty: name a corpus, a file or a folder")
+        require(bool(self.data.strip()), "data is empty: name a corpus, a file or a folder")
         for name in BUDGETS:
             if getattr(self, name) is not None:
                 _require_positive(self, name)
         given = [n for n in BUDGETS if getattr(self, n) is not None]
-        _require(len(given) <= 1, f"{' and '.join(given)} are both given: one budget is enough")
+        require(len(given) <= 1, f"{' and '.join(given)} are both given: one budget is enough")
         _require_positive(self, "batch_size", "accumulation", "validations")
-        _require(self.patience >= 0, f"patience is {self.patience}: it must be at least 0")
-        _require(self.threads >= 0, f"threads is {self.threads}: it must be at least 0")
-        _require(0 <= self.seed < 2**32, f"seed is {self.seed}: it must lie between 0 and 2^32 - 1")
-        _require(
+        require(self.patience >= 0, f"patience is {self.patience}: it must be at least 0")
+        require(self.threads >= 0, f"threads is {self.threads}: it must be at least 0")
+        require(0 <= self.seed < 2**32, f"seed is {self.seed}: it must lie between 0 and 2^32 - 1")
+        require(
             self.batch_size % self.accumulation == 0,
             f"batch_size {self.batch_size} is not a multiple of accumulation {self.accumulation}: "
             "change one of them",
         )
-        _require(
+        require(
             self.device.split(":")[0] in ("auto", "cpu", "cuda", "mps"),
             f"device {self.device} is not known: take auto, cpu, cuda or mps",
         )
@@ -351,7 +347,7 @@ def preset_names() -> list[str]:
 def load_preset(name: str) -> Config:
     """Return the preset called `name`. Raises UserError, with the nearest name, where none is."""
     names = preset_names()
-    _require(
+    require(
         name in names,
         f"preset {name} is not known{closest(name, names)}: take one of {', '.join(names)}",
     )
@@ -365,8 +361,11 @@ def load_file(path: Path, base: Config | None = None) -> Config:
         tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise UserError(f"config file {path} does not exist: check the path") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"config file {path} cannot be read: {error}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"config file {path} is not UTF-8: convert it") from None
+    except OSError as error:
+        why = error.strerror or error
+        raise UserError(f"config file {path} cannot be read ({why}): check the path") from None
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"config file {path} is not TOML: {error}") from None
     return from_dict(Config, tree, base)
@@ -387,13 +386,16 @@ def from_dict(
     hints = typing.get_type_hints(kind)
     values: dict[str, Any] = {}
     for key, value in tree.items():
-        _require(
+        require(
             key in hints,
             f"key {path}{key} is not known{closest_key(path + key, key_names(Config))}: "
             "correct it or take it out",
         )
         if dataclasses.is_dataclass(hints[key]):
-            _require(isinstance(value, Mapping), f"key {path}{key} is {value!r}: it is a table")
+            require(
+                isinstance(value, Mapping),
+                f"key {path}{key} is {value!r}: it is a table, so set the keys inside it",
+            )
             part = getattr(base, key) if base is not None else None
             values[key] = from_dict(hints[key], value, part, f"{path}{key}.")
         else:
@@ -408,7 +410,7 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
     """Return `value` as the type `hint` says, or raise UserError; whole numbers serve as float."""
     origin, options = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
-        _require(
+        require(
             value in options,
             f"{name} is {value!r}{closest(str(value), options)}: take one of {', '.join(options)}",
         )
@@ -418,12 +420,12 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
             return None
         return _convert(value, next(o for o in options if o is not type(None)), name)
     if origin is tuple:
-        _require(isinstance(value, list | tuple), f"{name} is {value!r}: it must be a list")
+        require(isinstance(value, list | tuple), f"{name} is {value!r}: it must be a list")
         return tuple(_convert(item, options[0], name) for item in value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     fits = isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
-    _require(fits, f"{name} is {value!r}: it must be {_SPOKEN.get(hint, hint)}")
+    require(fits, f"{name} is {value!r}: it must be {_SPOKEN.get(hint, hint)}")
     return value
 
 

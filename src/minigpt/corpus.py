@@ -1,7 +1,7 @@
 """Where text comes from: a name, a file, a folder or a data set of the hub, in three splits.
 
-In: what the user calls it. Out: a `Corpus`, which reads its lines as often as it is asked to and
-never holds a whole file. `downloads` brings what is not there yet.
+In: what the user calls it. Out: a `Corpus`, which reads its lines one by one, as often as it is
+asked to. `downloads` brings what is not there yet.
 """
 
 import hashlib
@@ -68,7 +68,7 @@ def open_corpus(name: str) -> Corpus:
         return _python_docs()
     if name.startswith("hf:"):
         return _dataset(name)
-    path = Path(name).expanduser()
+    path = _expanded(Path(name))
     if path.is_dir():
         return _folder(name, path)
     if path.exists():
@@ -89,6 +89,14 @@ def available_offline(name: str) -> bool:
     return any(_has_all(name, place) for place in _places(name)) or downloads.is_cached(name)
 
 
+def _expanded(path: Path) -> Path:
+    """Return path with a leading ~ replaced by the home it means, where there is such a home."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        return path
+
+
 def cache_folder() -> Path:
     """Return the folder for what can be made again.
 
@@ -96,7 +104,7 @@ def cache_folder() -> Path:
     without a home.
     """
     if chosen := os.environ.get("MINIGPT_CACHE"):
-        return Path(chosen)
+        return _expanded(Path(chosen))
     if shared := os.environ.get("XDG_CACHE_HOME"):
         return Path(shared) / "minigpt"
     try:
@@ -231,7 +239,10 @@ def _lines_of(text: str) -> Iterator[str]:
 
 
 def _dataset(name: str) -> Corpus:
-    """Open a data set of the hub, a row for a line or several; what it lacks comes out of train."""
+    """Open a data set of the hub, a row for one line or several.
+
+    Where valid or test is missing, the other is halved; where both are, train is cut as a file is.
+    """
     found = downloads.open_dataset(name)
     splits: dict[str, Any] = {
         "train": found.get("train"),
@@ -250,7 +261,7 @@ def _dataset(name: str) -> Corpus:
     donor = "train" if len(missing) != 1 else {"valid": "test", "test": "valid"}[missing[0]]
     n_rows = len(splits[donor])
     if n_rows < len(SPLITS):
-        raise UserError(f"{name} has {n_rows} rows in {donor}: too few to be split")
+        raise UserError(f"{name} has {n_rows} rows in {donor}, too few to be split: take another")
     readers = {s: part(s, 0, len(rows)) for s, rows in splits.items() if rows is not None}
     if len(missing) == 1:
         readers["valid"], readers["test"] = (
@@ -282,7 +293,8 @@ def _read(path: Path, start: int = 0, stop: int | None = None) -> Iterator[str]:
     except UnicodeDecodeError:
         raise UserError(_not_text(path)) from None
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+        why = error.strerror or error
+        raise UserError(f"{path} cannot be read ({why}): check its permissions") from None
 
 
 def _n_lines(path: Path) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from minigpt.config import UserError, closest
+from minigpt.config import UserError
 from minigpt.files import atomic_write
 
 
@@ -107,7 +107,7 @@ def download(name: str, folder: Path) -> None:
 def is_whole(path: Path, part: Part) -> bool:
     """Is the file at `path` the one that `part` describes, as far as can be told in a second?"""
     if isinstance(part.proof, int) or path.stat().st_size > 1 << 26:
-        return True  # it was proven when it was written
+        return True  # taken on trust; a download was proven when it was written
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest() == part.proof
 
@@ -219,6 +219,9 @@ def open_dataset(name: str) -> dict[str, Any]:
         ) from error
 
 
+_TEXT_TYPES = ("string", "large_string")
+
+
 def text_column(name: str, features: Mapping[str, Any]) -> str:
     """Return the column of a data set that has its text. Raises UserError where that is unclear."""
     texts = [c for c, kind in features.items() if getattr(kind, "dtype", "") in _TEXT_TYPES]
@@ -226,13 +229,10 @@ def text_column(name: str, features: Mapping[str, Any]) -> str:
         return "text"
     if len(texts) != 1:
         raise UserError(
-            f"{name} has no column called text{closest('text', features)}: its columns are "
-            f"{', '.join(features)}"
+            f"{name} has no column called text: its columns are {', '.join(features)}, so write "
+            "the one you want into a .txt file"
         )
     return texts[0]
-
-
-_TEXT_TYPES = ("string", "large_string")
 
 
 def _reason(error: Exception) -> str:

@@ -44,12 +44,12 @@ class Score:
     @property
     def token_perplexity(self) -> float:
         """exp(nats / tokens): what the literature reports where tokens are words."""
-        return _exp(self.nats / self.tokens)
+        return perplexity(self.nats / self.tokens)
 
     @property
     def word_perplexity(self) -> float:
         """exp(nats / words), whatever the tokenizer."""
-        return _exp(self.nats / self.words)
+        return perplexity(self.nats / self.words)
 
     @property
     def bits_per_byte(self) -> float:
@@ -57,13 +57,14 @@ class Score:
         return self.nats / math.log(2) / self.bytes
 
 
-def _exp(nats: float) -> float:
-    return math.exp(nats) if nats < 700 else math.inf
+def perplexity(loss: float) -> float:
+    """Return exp(loss): among how many equally likely words the model in effect chooses."""
+    return math.exp(loss) if loss < 700 else math.inf  # or nan, which is not less than 700
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off inside the `with`; give each part the mode it had afterwards."""
+    """Switch dropout off inside the `with`; afterwards each part has the mode that it had."""
     training = [part for part in model.modules() if part.training]
     model.eval()
     try:
@@ -74,7 +75,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 class Window(NamedTuple):
-    """Ids `begin` to `end` are predicted, of which those from `scored_from` on count."""
+    """Ids from `begin` to before `end` are predicted; those from `scored_from` on count."""
 
     begin: int
     scored_from: int
@@ -100,7 +101,7 @@ def token_nats(
     stride: int | None = None,
     batch_size: int = 16,
 ) -> np.ndarray:
-    """Return the nats of each id, (len(ids),) float32: all that grows with the text.
+    """Return the nats of each id, (len(ids),) float32. Nothing else in memory grows with the text.
 
     stride None is the context: disjoint windows. Raises UserError for sizes out of range and an
     empty text.
@@ -121,9 +122,10 @@ def token_nats(
     nats = np.empty(len(ids), dtype=np.float32)
     with evaluating(model), uncompiled():
         for batch in _batched(windows(len(ids), context, stride), batch_size):
-            targets = np.stack([ids[w.begin : w.end] for w in batch]).astype(np.int64)
+            targets = np.stack([ids[w.begin : w.end] for w in batch]).astype(np.int64)  # (B, T)
             before = [ids[w.begin - 1] if w.begin else eos_id for w in batch]
-            inputs = np.column_stack((np.array(before, dtype=np.int64), targets[:, :-1]))
+            inputs = np.column_stack((np.array(before, dtype=np.int64), targets[:, :-1]))  # (B, T)
+            # Positions that are there to look back at only: they need no logits.
             skipped = batch[0].scored_from - batch[0].begin
             hidden = model.hidden(torch.from_numpy(inputs).to(device))[:, skipped:]  # (B, T', D)
             wanted = torch.from_numpy(targets[:, skipped:]).to(device)

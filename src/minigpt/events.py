@@ -49,7 +49,7 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Validated:
-    """All of valid has been scored and a checkpoint written."""
+    """All of valid has been scored and, if the disk had room, a checkpoint written."""
 
     step: int
     progress: float

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: whatever the package writes, it writes through this."""
+"""Files that are whole or not there: how the package writes all that it writes in one piece."""
 
 import os
 import uuid

@@ -19,15 +19,10 @@ import torch
 from torch import Tensor
 
 from minigpt.compilation import uncompiled
-from minigpt.config import UserError
+from minigpt.config import UserError, require
 from minigpt.evaluate import evaluating
 from minigpt.model import MiniGPT
 from minigpt.tokenizer import Tokenizer
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise UserError(message)
 
 
 @dataclass(frozen=True)
@@ -47,20 +42,20 @@ class Sampling:
 
     def __post_init__(self) -> None:
         """Refuse values that no draw could follow."""
-        _require(
+        require(
             math.isfinite(self.temperature) and self.temperature >= 0,
             f"temperature is {self.temperature}: it must be at least 0 (0: the likeliest word)",
         )
-        _require(
+        require(
             self.top_k is None or self.top_k >= 1,
             f"top_k is {self.top_k}: it must be at least 1, or none to pick among all words",
         )
-        _require(
+        require(
             self.top_p is None or 0 < self.top_p <= 1,
             f"top_p is {self.top_p}: it must be greater than 0 and at most 1",
         )
-        _require(0 <= self.seed < 2**32, f"seed is {self.seed}: it must lie between 0 and 2^32 - 1")
-        _require(
+        require(0 <= self.seed < 2**32, f"seed is {self.seed}: it must lie between 0 and 2^32 - 1")
+        require(
             self.max_new_tokens >= 1,
             f"max_new_tokens is {self.max_new_tokens}: it must be at least 1",
         )
@@ -196,22 +191,22 @@ def generate(
 ) -> Iterator[int]:
     """Return the ids that follow prompt_ids, each as soon as it is drawn.
 
-    banned ids are never drawn; the first of the stop_ids ends the text and is not part of it. With
-    and without the cache the ids are the same; without it each costs a whole window. The model is
+    banned ids are never drawn; the first of the stop_ids ends the text and is not part of it. The
+    cache changes no id, as far as rounding goes; without it each costs a whole window. The model is
     left in the mode it was in, and the global random generator is not touched.
     Raises UserError, before anything is drawn, for an empty prompt and for ids that the model has
     no row for.
     """
     ids, vocab_size = list(prompt_ids), model.config.vocab_size
-    _require(bool(ids), "the prompt has no ids: start from the id of <eos>")
+    require(bool(ids), "the prompt has no ids: start from the id of <eos>")
     for name, group in (("prompt", ids), ("banned", banned), ("stop", stop_ids)):
         unknown = [i for i in group if not 0 <= i < vocab_size]
-        _require(
+        require(
             not unknown,
             f"{name} ids {unknown[:5]} lie outside the model's vocabulary of {vocab_size}: "
             "is this the tokenizer it was trained with?",
         )
-    _require(len(set(banned)) < vocab_size, f"all {vocab_size} ids are banned: leave at least one")
+    require(len(set(banned)) < vocab_size, f"all {vocab_size} ids are banned: leave at least one")
     return _draw(_Reader(model, use_cache), ids, sampling, banned, stop_ids)
 
 
@@ -303,7 +298,7 @@ def generate_text(
                  where it is a line end like any other and shows as a line break
     An empty prompt starts from <eos>. Raises UserError for an empty stop string.
     """
-    _require(all(stop), "a stop string is empty: it would end the text before it begins")
+    require(all(stop), "a stop string is empty: it would end the text before it begins")
     prompt_ids = tokenizer.encode(prompt) or [tokenizer.eos_id]
     if banned is None:
         banned = () if raw else tokenizer.special_ids

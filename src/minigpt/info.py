@@ -43,7 +43,7 @@ class Sizes:
     n_parameters: int
     """All of them, a tied table counted once."""
     n_embedding: int
-    """Those of word tables, in and out, and of learned positions: looked up, not multiplied."""
+    """Those of word tables, in and out, and of learned positions."""
     forward_flops: float
     """FLOPs to read one token at full context."""
     training_flops: float
@@ -212,8 +212,8 @@ def size_rows(sizes: Sizes, config: Config) -> Rows:
         ("vocabulary", f"{sizes.vocab_size:,} entries"),
         ("parameters", f"{sizes.n_parameters:,}"),
         *((f"  {part}", f"{count:,}") for part, count in sizes.parts.items()),
-        ("embedding", f"{sizes.n_embedding:,} of them, looked up in tables"),
-        ("non-embedding", f"{sizes.n_non_embedding:,}, multiplied"),
+        ("embedding", f"{sizes.n_embedding:,} of them, in tables of words and positions"),
+        ("non-embedding", f"{sizes.n_non_embedding:,}, the N of the scaling laws"),
         ("FLOPs per token", f"{_spoken(sizes.forward_flops)} forward"),
         ("", f"{_spoken(sizes.training_flops)} in training, forward and backward"),
         ("FLOPs per step", f"{_spoken(sizes.training_flops * n_tokens)} for {n_tokens:,} tokens"),
@@ -295,11 +295,16 @@ def convention(data: str, kind: TokenizerKind, unknown_share: float) -> str:
 def figure_rows(figures: Mapping[str, Any]) -> Rows:
     """Return figures as rows of a table, for people."""
     windows = "each window on its own" if figures["stride"] == figures["context"] else "overlapping"
+    comparable = [
+        ("", f"{figures['word_perplexity']:.2f} per word"),
+        ("bits per byte", f"{figures['bits_per_byte']:.4f}"),
+    ]
+    if figures["tokenizer"] == "basic_english" or figures["unknown_share"]:
+        comparable = []  # one <unk> for all rare words, or no capitals, would flatter both
     return [
         ("run", f"{figures['run']}, {figures['split']} of {figures['data']}"),
-        ("perplexity", f"{figures['word_perplexity']:.2f} per word"),
-        ("", f"{figures['token_perplexity']:.2f} per token"),
-        ("bits per byte", f"{figures['bits_per_byte']:.4f}"),
+        ("perplexity", f"{figures['token_perplexity']:.2f} per token"),
+        *comparable,
         ("nats", f"{figures['nats']:,.1f}"),
         ("tokens", f"{figures['tokens']:,}"),
         ("words", f"{figures['words']:,}, line ends included"),

@@ -16,7 +16,7 @@
 targets)` gives the loss without ever holding them all. Which parts a model has is chosen here,
 once, from its config; no `forward` asks again.
 
-B batch · T sequence · D d_model · V vocabulary · L n_layers
+B batch · T sequence · D d_model · V vocabulary · L n_layers · G n_kv_heads · K d_head
 """
 
 import math
@@ -38,10 +38,17 @@ from minigpt.output import AdaptiveEmbedding, AdaptiveSoftmax, FullSoftmax
 
 
 class Block(nn.Module):
-    """Attention, then a feed-forward network: the two parts that both kinds of block share."""
+    """Attention, then a feed-forward network: the two parts that both kinds of block share.
+
+    The kinds differ in where the two norms stand, so each has its own `forward`. In both, dropout
+    falls on what a part adds to the stream, never on the stream itself (section 5.4).
+    """
 
     def __init__(self, config: ModelConfig, rotation: nn.Module, layer: int) -> None:
-        """Build block number `layer`; `rotation` serves every block."""
+        """Build block number `layer`, whose place in a cache that is; `rotation` serves them all.
+
+        The config is a resolved one: every size in it is the size itself.
+        """
         super().__init__()
         self.layer = layer
         self.attention_norm = make_norm(config.norm, config.d_model, config.norm_eps, config.bias)
@@ -67,12 +74,12 @@ class Block(nn.Module):
 class PostNormBlock(Block):
     """LayerNorm(x + Sublayer(x))   — Vaswani et al. 2017, section 3.1: normed after the sum.
 
-    What leaves a block has always the same size, but the gradient must pass every norm on its way
+    What leaves a block always has the same size, but the gradient must pass every norm on its way
     down, so deep stacks of these need a careful warm-up (Xiong et al. 2020).
     """
 
     def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        """Map x (B, T, D) to (B, T, D)."""
+        """Map x (B, T, D), which continues what cache holds, to (B, T, D)."""
         x = self.attention_norm(x + self.dropout(self.attention(x, cache, self.layer)))
         x = self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
         return x
@@ -86,17 +93,25 @@ class PreNormBlock(Block):
     """
 
     def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        """Map x (B, T, D) to (B, T, D)."""
+        """Map x (B, T, D), which continues what cache holds, to (B, T, D)."""
         x = x + self.dropout(self.attention(self.attention_norm(x), cache, self.layer))
         x = x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
         return x
 
 
 class MiniGPT(nn.Module):
-    """A decoder-only Transformer: it reads ids from left to right and says what may come next."""
+    """A decoder-only Transformer: it reads ids from left to right and says what may come next.
+
+    The paper's decoder without its cross attention (Liu et al. 2018, and GPT after them): there is
+    no source to translate from, what came before is all that the model is given. As nothing looks
+    ahead, one pass over T ids is T exercises at once, each with a context of its own length.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
-        """Build the parts that config names, with fresh weights from PyTorch's generator."""
+        """Build the parts that config names, with fresh weights from PyTorch's generator.
+
+        Raises UserError where config leaves the size of the vocabulary open.
+        """
         super().__init__()
         config = config.resolved()
         self.config = config
@@ -104,6 +119,7 @@ class MiniGPT(nn.Module):
         # Section 3.4: the sines are of size 1, so the words must be too, or nobody hears them.
         self.embedding_scale = math.sqrt(config.d_model) if config.position == "sinusoidal" else 1.0
         self.positions = self._make_positions()
+        # One table of angles for all blocks: a position is the same in each of them.
         rotation = (
             Rotary(config.d_head, config.context_length, config.rope_base)
             if config.position == "rotary"
@@ -111,7 +127,7 @@ class MiniGPT(nn.Module):
         )
         block = PostNormBlock if config.norm_placement == "post" else PreNormBlock
         self.blocks = nn.ModuleList(block(config, rotation, i) for i in range(config.n_layers))
-        # After post-norm blocks x is normed already.
+        # After post-norm blocks x is normed already; after pre-norm blocks it is a bare sum.
         self.norm = (
             make_norm(config.norm, config.d_model, config.norm_eps, config.bias)
             if config.norm_placement == "pre"
@@ -121,6 +137,10 @@ class MiniGPT(nn.Module):
         self._initialise()
 
     def _make_embedding(self) -> nn.Embedding | AdaptiveEmbedding:
+        """Return a fresh table that turns ids (B, T) into vectors (B, T, D).
+
+        Which kind depends on the output, so that the two can be tied.
+        """
         config = self.config
         if config.output == "adaptive":
             return AdaptiveEmbedding(
@@ -129,6 +149,10 @@ class MiniGPT(nn.Module):
         return nn.Embedding(config.vocab_size, config.d_model)
 
     def _make_positions(self) -> nn.Module:
+        """Return what is done to the embeddings: a vector added for each position, and dropout.
+
+        Rotary positions add nothing here. They turn queries and keys, inside every block.
+        """
         config = self.config
         if config.position == "sinusoidal":
             return PositionalEncoding(config.d_model, config.dropout, config.context_length)
@@ -137,6 +161,11 @@ class MiniGPT(nn.Module):
         return NoPositions(config.dropout)
 
     def _make_output(self) -> FullSoftmax | AdaptiveSoftmax:
+        """Return what scores words, with the input's own table (section 3.4) or one like it.
+
+        Tied, a word is scored by how well the hidden vector agrees with the vector it is read as:
+        V·D weights are saved, and every position teaches every row, not only those it reads.
+        """
         tables = self.embedding if self.config.tie_embeddings else self._make_embedding()
         if isinstance(tables, AdaptiveEmbedding):
             return AdaptiveSoftmax(tables)
@@ -149,6 +178,7 @@ class MiniGPT(nn.Module):
         2L parts add. Tables that are multiplied by √D (paper, section 3.4) begin at 1/√D instead,
         so that words are as large as the sines that are added to them.
         """
+        # Parts that agree by chance alone add up as √(2L), which this takes out again.
         into_stream = 0.02 / math.sqrt(2 * self.config.n_layers)
         table_std = 1 / self.embedding_scale if self.embedding_scale != 1 else 0.02
         for name, parameter in self.named_parameters():
@@ -161,7 +191,11 @@ class MiniGPT(nn.Module):
                 nn.init.normal_(parameter, std=table_std if is_table else 0.02)
 
     def hidden(self, ids: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        """Return the last hidden vectors (B, T, D) of ids (B, T), which continue the cache."""
+        """Return the last hidden vectors (B, T, D) of ids (B, T), which continue the cache.
+
+        Without a cache they stand at positions 0 … T − 1; with one, behind those it holds, and it
+        holds them too from then on. Raises UserError for more than context_length in all.
+        """
         offset = cache.length if cache is not None else 0
         if offset + ids.size(1) > self.config.context_length:
             raise UserError(
@@ -171,6 +205,7 @@ class MiniGPT(nn.Module):
         x: Tensor = self.positions(self.embedding(ids) * self.embedding_scale, offset)
         for block in self.blocks:
             x = block(x, cache)  # (B, T, D)
+        # Only now: until the last block has stored its part, all must see the same length.
         if cache is not None:
             cache.advance(ids.size(1))
         x = self.norm(x)
@@ -186,12 +221,18 @@ class MiniGPT(nn.Module):
         return logits
 
     def next_logits(self, ids: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        """Return the logits (B, V) of what follows ids (B, T), which continue what cache holds."""
+        """Return the logits (B, V) of what follows ids (B, T), which continue what cache holds.
+
+        The last position alone is scored: a text needs one next word, not T of them.
+        """
         logits: Tensor = self.output(self.hidden(ids, cache)[:, -1])
         return logits
 
     def new_cache(self, batch_size: int) -> KeyValueCache:
-        """Return an empty cache for batch_size texts of up to context_length ids."""
+        """Return an empty cache for batch_size texts of up to context_length ids.
+
+        Keys and values are (L, B, G, T, K) each, of the weights' precision and on their device.
+        """
         config, like = self.config, next(self.parameters())
         shape = (
             config.n_layers,
@@ -219,5 +260,6 @@ class Objective(nn.Module):
         ids, targets   (B, T) int64; targets[:, i] is the id that follows ids[:, i]
         """
         hidden = self.model.hidden(ids).flatten(0, 1)  # (B·T, D)
+        # The sum and the count, not the mean: sums of micro-batches add up to that of their batch.
         nats, _ = self.model.output.nats(hidden, targets.flatten())
         return nats, targets.numel()

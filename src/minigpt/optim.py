@@ -30,7 +30,7 @@ def hidden_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
 def decayed_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return, by name, the parameters that weight decay pulls to 0: all but norms and biases.
 
-    The same grouping as the Trainer of transformers. A norm's weight has its rest at 1, not at 0.
+    The same grouping as the Trainer of transformers. A norm's weight rests at 1, not at 0.
     """
     return {
         name: parameter
@@ -76,12 +76,11 @@ def rate_factor(progress: float, config: OptimConfig) -> float:
     """Return what the rates are multiplied by at `progress`, the share of the budget used, 0 to 1.
 
     Up in a straight line, level, down in a straight line (a trapezoid; Hägele et al. 2024): unlike
-    a cosine it says how long the model learns at full rate. The first step has progress 0 and a
-    rate that is small but not 0, or it would be lost.
+    a cosine it says how long the model learns at full rate.
     """
     progress = min(max(progress, 0.0), 1.0)
     if progress < config.warm_up:
-        # The first step comes before any progress; a tenth of the rate is small enough.
+        # The first step comes before any progress, and at rate 0 it would be lost.
         return max(0.1, progress / config.warm_up)
     if progress <= config.hold or config.hold == 1:
         return 1.0

@@ -4,13 +4,13 @@ In: hidden (…, D), and targets (…) when the loss is wanted.
 Out: logits (…, V), or the nats that the targets cost.
 
 Two ways, both exact probabilities over the whole vocabulary. `FullSoftmax` scores all V words.
-`AdaptiveSoftmax` scores the frequent words and one entry for each cluster of rarer ones, and looks
-into a cluster only where the target lies there: on WikiText-2 a fraction of the work.
+`AdaptiveSoftmax` scores the frequent words and one entry for each cluster of rarer ones; for the
+loss it looks into a cluster only where the target lies there: on WikiText-2 a fraction of the work.
 
 The (B·T, V) matrix of logits would be the largest thing in memory by far (4,096 positions × 33,278
 words are 545 MB, and as much again for its gradient), so the loss is worked off in chunks of rows.
 
-N = B·T rows · D d_model · V vocabulary
+N rows, B·T of them in training · D d_model · V vocabulary
 """
 
 from collections.abc import Sequence
@@ -33,8 +33,13 @@ def _matmul_dtype(hidden: Tensor) -> torch.dtype:
 class _LinearCrossEntropy(torch.autograd.Function):
     """Cross entropy of hidden @ weightᵀ, whose gradient is made in the same pass, chunk by chunk.
 
-    The gradient of a row is softmax − one-hot. With both factors at hand in the forward pass, the
-    logits need neither be kept for the backward pass nor be computed twice.
+    The gradient of a row's logits is softmax − one-hot. With it at hand in the forward pass, the
+    logits need neither be kept for the backward pass nor be computed twice. The price is that the
+    gradient itself cannot be differentiated.
+
+    hidden (N, D)    weight (V, D)    targets (N,)
+    dtype        of the matrix products; sums, softmax and nats are float32
+    needs_grad   whether to make the gradients (N, D) and (V, D) at all
     """
 
     @staticmethod
@@ -49,21 +54,21 @@ class _LinearCrossEntropy(torch.autograd.Function):
         row_nats = torch.empty(hidden.size(0), device=hidden.device, dtype=torch.float32)
         grad_hidden = torch.empty_like(hidden) if needs_grad else None
         grad_weight = torch.zeros_like(weight) if needs_grad else None
-        h_all, w = hidden.to(dtype), weight.to(dtype)
+        states, table = hidden.to(dtype), weight.to(dtype)
         n_rows = max(1, LOGITS_PER_CHUNK // weight.size(0))
         for start in range(0, hidden.size(0), n_rows):
             rows = slice(start, start + n_rows)
-            h, target = h_all[rows], targets[rows, None]
-            log_probs = (h @ w.T).float().log_softmax(dim=-1)  # (n_rows, V)
+            state, target = states[rows], targets[rows, None]  # (n_rows, D), (n_rows, 1)
+            log_probs = (state @ table.T).float().log_softmax(dim=-1)  # (n_rows, V)
             row_nats[rows] = -log_probs.gather(1, target).squeeze(1)
             if grad_hidden is not None and grad_weight is not None:
-                grad_logits = log_probs.exp_()
+                grad_logits = log_probs.exp_()  # in place: these are the bytes that count
                 grad_logits.scatter_add_(
                     1, target, grad_logits.new_full((1, 1), -1.0).expand_as(target)
                 )
                 grad_logits = grad_logits.to(dtype)
-                grad_hidden[rows] = (grad_logits @ w).to(hidden.dtype)
-                grad_weight += grad_logits.T @ h
+                grad_hidden[rows] = (grad_logits @ table).to(hidden.dtype)
+                grad_weight += grad_logits.T @ state
         if needs_grad:
             ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.mark_non_differentiable(row_nats)
@@ -72,6 +77,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_nats: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        # grad_nats is a scalar: 1 over what the sum of the nats was divided by.
         grad_hidden, grad_weight = ctx.saved_tensors
         return grad_hidden * grad_nats, grad_weight * grad_nats, None, None, None
 
@@ -107,8 +113,7 @@ class FullSoftmax(nn.Module):
 
 
 class AdaptiveEmbedding(nn.Module):
-    """A table for each cluster of words, narrower the rarer its words, widened to D by a
-    projection.
+    """A table for each cluster of words, the rarer its words the narrower, widened to D.
 
     Baevski and Auli 2018, section 3. Expects ids by falling frequency. Ids below the first cut-off
     have full width; a word seen three times in all cannot fill D numbers anyway.
@@ -129,7 +134,8 @@ class AdaptiveEmbedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return the vectors (…, D) of ids (…)."""
-        flat = ids.flatten()
+        flat = ids.flatten()  # (N,)
+        # A rare id reads some frequent word's vector first; the loop puts its own in the place.
         vectors = F.embedding(flat.clamp(max=self.bounds[1] - 1), self.tables[0])  # (N, D)
         for i, projection in enumerate(self.projections, start=1):
             start, end = self.bounds[i], self.bounds[i + 1]
@@ -167,26 +173,28 @@ class AdaptiveSoftmax(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return log-probabilities (…, V) for hidden (…, D). As logits they are as good as any."""
         first = self.bounds[1]
-        head = F.linear(hidden, self._head()).float().log_softmax(dim=-1)
+        head = F.linear(hidden, self._head()).float().log_softmax(dim=-1)  # (…, cutoff + clusters)
         parts = [head[..., :first]]
         for i, projection in enumerate(self.projections):
             tail = F.linear(projection(hidden), self.tables[i + 1])
+            # log P(word) = log P(word within the cluster) + log P(the cluster)
             parts.append(tail.float().log_softmax(dim=-1) + head[..., first + i, None])
         return torch.cat(parts, dim=-1)
 
     def nats(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the nats of all targets (a scalar, with a gradient) and of each one (N,), without.
+        """Return what `FullSoftmax.nats` does, for hidden (N, D) and targets (N,).
 
-        hidden (N, D)    targets (N,)
+        Every row is scored once in the head, where a rare target stands for its cluster; the rows
+        of rare targets once more within it. The nats add up, as the probabilities multiply.
         """
         bounds = self.bounds
-        head_targets = targets.clone()
+        head_targets = targets.clone()  # (N,)
         for i in range(len(self.projections)):
             head_targets[targets >= bounds[i + 1]] = bounds[1] + i
         total, row_nats = linear_cross_entropy(hidden, self._head(), head_targets)
         for i, projection in enumerate(self.projections, start=1):
             rows = ((targets >= bounds[i]) & (targets < bounds[i + 1])).nonzero().squeeze(1)
-            inner = projection(hidden[rows])
+            inner = projection(hidden[rows])  # (rows, width of the cluster)
             tail, tail_nats = linear_cross_entropy(inner, self.tables[i], targets[rows] - bounds[i])
             total = total + tail
             row_nats = row_nats.index_add(0, rows, tail_nats)

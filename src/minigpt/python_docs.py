@@ -1,8 +1,8 @@
 """The built-in corpus: the prose about Python that every Python carries inside.
 
-In: the language reference (`pydoc_data.topics`) and the docstrings of the standard library, read
-from its source files; nothing is imported or run, nothing is downloaded. Out: documents of
-paragraphs, the same ones each time under the same Python.
+In: the language reference (`pydoc_data.topics`) and the docstrings of the standard library, parsed
+from its source files, which are not run; nothing is downloaded. Out: documents of paragraphs, the
+same ones each time under the same Python.
 """
 
 import ast
@@ -26,7 +26,7 @@ class Document(NamedTuple):
     paragraphs: list[str]
 
 
-# Tests and jokes, and packages that are tools rather than a library.
+# Jokes, packages that are tools rather than a library, and the topics, which are read apart.
 _LEFT_OUT = {"antigravity", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "this", "turtledemo"}
 _MARKUP = [
     (re.compile(r":[\w:]+:`~?([^`]+)`"), r"\1"),  # :meth:`close`

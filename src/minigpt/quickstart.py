@@ -5,6 +5,9 @@ through `say`; progress goes to stderr, as for `minigpt train`.
 """
 
 import dataclasses
+import os
+import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,7 +18,7 @@ from minigpt.config import Config, TokenizerConfig, UserError, load_preset
 from minigpt.corpus import available_offline, open_corpus
 from minigpt.data import prepare
 from minigpt.evaluate import Score
-from minigpt.events import Event, Finished
+from minigpt.events import Finished
 from minigpt.generate import Sampling, generate_text
 from minigpt.info import convention
 from minigpt.report import Report
@@ -94,16 +97,10 @@ def _can_have(corpus: str) -> bool:
 
 def _train(config: Config, out: Path) -> tuple[Run, Finished]:
     """Train with the usual report; return the run and how it ended."""
-    ends: list[Finished] = []
-
-    def listen(event: Event) -> None:
-        report(event)
-        if isinstance(event, Finished):
-            ends.append(event)
-
     with Report(out, config) as report:
-        run = train(config, out, listen)
-    return run, ends[-1]
+        run = train(config, out, report)
+    assert report.finished is not None
+    return run, report.finished
 
 
 def _figure(score: Score) -> str:
@@ -136,11 +133,22 @@ def _draw(run: Run, text: str, picture: Path) -> None:
 
 
 def _next_commands(out: Path) -> str:
+    """Return what to type next, with what this shell needs to know first."""
+    before = ""
+    if shutil.which("minigpt") is None:  # as after `make run`, which knows where it put it
+        before += f"  . {_relative(Path(sys.prefix) / 'bin' / 'activate')}\n"
+    if data := os.environ.get("MINIGPT_DATA"):
+        before += f"  export MINIGPT_DATA={data}\n"
     return f"""
 Next:
-  minigpt generate {out} --prompt "The city" --temperature 0.7
+{before}  minigpt generate {out} --prompt "The city" --temperature 0.7
   minigpt attention {out} "The city was built in the north ." --out attention.png
   minigpt evaluate {out} --split test
   minigpt train wikitext2 --minutes 10
   minigpt train mini --data my_text.txt
 """
+
+
+def _relative(path: Path) -> Path:
+    """Return path as seen from here, where it lies below."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -28,7 +28,7 @@ from rich.text import Text
 
 from minigpt.attention_maps import write_figure
 from minigpt.config import Config, UserError, to_dict
-from minigpt.evaluate import Score
+from minigpt.evaluate import Score, perplexity
 from minigpt.events import Event, Finished, Noted, Started, Stepped, Validated
 from minigpt.files import atomic_write
 from minigpt.generate import Sample, samples
@@ -62,10 +62,13 @@ class Report:
         self.line = ProgressLine(console or Console(stderr=True))
         self.advice = Advice()
         self.started: Started | None = None
+        self.finished: Finished | None = None  # how the run ended, once it has
         self.metrics: Metrics | None = None
 
     def __call__(self, event: Event) -> None:
         """Take note of one event. A full disk is told of once, and training goes on."""
+        if isinstance(event, Finished):
+            self.finished = event
         if isinstance(event, Started):
             self.started = event
             self.metrics = Metrics(self.run_dir, event.config, event.step)
@@ -148,7 +151,7 @@ class Report:
 
 
 def figures(score: Score) -> Record:
-    """Return what a score says, in the three units that can be compared."""
+    """Return what a score says: per token, per word and per byte."""
     return {
         "loss": score.loss,
         "token_perplexity": score.token_perplexity,
@@ -158,7 +161,7 @@ def figures(score: Score) -> Record:
 
 
 def spoken(score: Score, tokenizer: Tokenizer) -> str:
-    """Return a score in words, per word and byte too where no word is unknown.
+    """Return a score in words, per word and byte too where the tokenizer knows every word.
 
     With <unk> for all rare words, a figure per word would flatter: it counts them as one.
     """
@@ -206,8 +209,9 @@ class ProgressLine:
             self.progress.start()
 
     def stop(self) -> None:
-        """Take the line away."""
-        self.progress.stop()
+        """Take the line away, if it is there."""
+        if self.progress.live.is_started:  # else rich would print a blank line
+            self.progress.stop()
 
     def say(self, text: str) -> None:
         """Print a line, above the live one."""
@@ -239,11 +243,6 @@ class ProgressLine:
             f"{event.tokens_per_second:,.0f} tokens/s  {clock(event.remaining_seconds)} left  "
             f"rate {event.rate * self.rate:.2g}"
         )
-
-
-def perplexity(loss: float) -> float:
-    """Return exp(loss): among how many equally likely words the model in effect chooses."""
-    return math.exp(loss) if loss < 700 else math.inf  # or nan, which is not less than 700
 
 
 class Advice:

@@ -21,9 +21,9 @@ from minigpt.config import UserError, closest
 
 Words = Callable[[str], list[str]]
 
-# The twelve rules of basic_english, in the order in which they are applied. The two blanks after
-# an apostrophe and the backslashes that torchtext had make no difference; the order does: a
-# quotation mark is gone before <br /> is looked for.
+# The twelve rules of basic_english, in the order in which they are applied. The order matters: a
+# quotation mark is gone before <br /> is looked for. The two blanks after an apostrophe do not;
+# they are torchtext's.
 _RULES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (

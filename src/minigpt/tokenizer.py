@@ -99,7 +99,8 @@ class Tokenizer:
         except FileNotFoundError:
             raise UserError(f"tokenizer {path} does not exist: check the path") from None
         except (OSError, UnicodeDecodeError, UserError) as error:
-            raise UserError(f"tokenizer {path} is damaged: {error}") from None
+            why = f"{error}: restore it from a copy"
+            raise UserError(f"tokenizer {path} is damaged: {why}") from None
 
     def save(self, path: Path) -> None:
         """Write tokenizer.json to `path`, and the tokenizer_config.json of transformers beside."""
@@ -213,7 +214,7 @@ class Tokenizer:
 
 def _kind_of(spec: dict[str, Any]) -> TokenizerKind:
     """Return the kind of a tokenizer.json: each of the four has a build of its own."""
-    model = spec["model"]["type"]
+    model = spec["model"].get("type")
     if model == "WordLevel":
         return "basic_english" if spec.get("normalizer") else "wikitext"
     if model == "BPE" and (spec.get("pre_tokenizer") or {}).get("type") == "ByteLevel":

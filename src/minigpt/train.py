@@ -1,16 +1,19 @@
 """Training: a `Config` in, a run folder out.
 
-The loop in `train` is the whole of it:
+The loop in `_learn` is the whole of it:
 
     repeat until the budget is used up
         set the rates for this much progress
         nats of a batch → gradients → one step of each optimizer
         at equal parts of the budget: score all of valid, write a checkpoint
 
-What a user sees of it (console, metrics, samples, pictures) hangs on one callback, which gets the
-events below and cannot change anything. The order of the data is a function of seed and step, and a
-checkpoint holds the optimizers and the random generators, so that a run that was broken off goes on
-as if nothing had been.
+What a user sees of it (console, metrics, samples, pictures) hangs on one callback, which is told
+the events of `minigpt.events` and asked nothing back.
+
+The order of the data is a function of seed and step, and a checkpoint holds the optimizers and the
+random generators, so that a run that was broken off goes on as if nothing had been.
+
+B batch · T sequence
 """
 
 import contextlib
@@ -34,6 +37,7 @@ from minigpt.events import Callback, Finished, Noted, Started, Stepped, Validate
 from minigpt.optim import rate_factor, set_rates
 from minigpt.training_state import TrainingState, new_training, resumed_training
 
+# One gradient that is not finite is bad luck, and skipped. So many in a row do not mend themselves.
 NON_FINITE_STEPS_BEFORE_STOP = 5
 
 
@@ -56,47 +60,60 @@ def train(
         state = resumed_training(run_dir, on_event)
     else:
         state = new_training(config, run_dir, on_event, overwrite)
-    config, progress = state.config, state.progress
     on_event(_started(state))
-    reason = "budget"
-    non_finite_steps = 0
     with stop_requests() as stop_requested:
-        clock = perf_counter() - progress.elapsed_seconds
-        state.objective.train()
-        while True:
-            # Before the step, not after it: a run may have been broken off with this to do.
-            if _n_validations_due(state) > progress.n_validations:
-                _validate(state)
-                progress.elapsed_seconds = perf_counter() - clock
-                # What fell due meanwhile would score all but the same weights.
-                progress.n_validations = _n_validations_due(state)
-                if 0 < config.patience <= progress.validations_since_best:
-                    reason = "patience"
-                    break
-            if (share := state.share_used()) >= 1:
-                break
-            factor = rate_factor(share, config.optim)
-            set_rates(state.optimizers, factor)
-            began_at = perf_counter()
-            loss, norm = optimizer_step(state, state.batches[progress.step])
-            progress.step += 1
-            non_finite_steps = 0 if math.isfinite(norm) else non_finite_steps + 1
-            progress.elapsed_seconds = perf_counter() - clock
-            on_event(_stepped(state, loss, norm, factor, perf_counter() - began_at))
-            if stop_requested() or non_finite_steps == NON_FINITE_STEPS_BEFORE_STOP:
-                reason = "interrupted" if stop_requested() else "non-finite"
-                break
-        if reason == "interrupted" or progress.best is None:
+        reason = _learn(state, stop_requested)
+        # In all other cases a validation has saved what there is to keep.
+        if reason == "interrupted" or state.progress.best is None:
             _save(state, ["last"])
     return _finished(state, reason)
+
+
+def _learn(state: TrainingState, stop_requested: Callable[[], bool]) -> str:
+    """Take one step after the other until something ends the run; return what did.
+
+    That is one of the reasons that `Finished` knows: budget, patience, interrupted, non-finite.
+    """
+    config, progress = state.config, state.progress
+    # When the run would have begun, had it never been broken off.
+    clock = perf_counter() - progress.elapsed_seconds
+    non_finite_steps = 0  # in a row
+    state.objective.train()
+    if 0 < config.patience <= progress.validations_since_best:
+        return "patience"  # a run that had ended already is resumed
+    while True:
+        # Before the step, not after it: a run may have been broken off with this to do.
+        if _n_validations_due(state) > progress.n_validations:
+            _validate(state)
+            progress.elapsed_seconds = perf_counter() - clock
+            # What fell due meanwhile would score all but the same weights.
+            progress.n_validations = _n_validations_due(state)
+            if 0 < config.patience <= progress.validations_since_best:
+                return "patience"
+        share = state.share_used()
+        if share >= 1:
+            return "budget"
+        factor = rate_factor(share, config.optim)
+        set_rates(state.optimizers, factor)
+        began_at = perf_counter()
+        loss, norm = optimizer_step(state, state.batches[progress.step])
+        progress.count_step(loss)
+        progress.elapsed_seconds = perf_counter() - clock
+        state.on_event(_stepped(state, loss, norm, factor, perf_counter() - began_at))
+        non_finite_steps = 0 if math.isfinite(norm) else non_finite_steps + 1
+        # Only between steps: weights and optimizers that a checkpoint joins must be of one step.
+        if stop_requested():
+            return "interrupted"
+        if non_finite_steps == NON_FINITE_STEPS_BEFORE_STOP:
+            return "non-finite"
 
 
 def optimizer_step(state: TrainingState, batch: Batch) -> tuple[float, float]:
     """Take one step on batch; return its loss in nats per token and the norm of its gradient.
 
-    A batch is worked off in micro-batches, whose nats are added before they are divided: the step
-    is the same however many they are. A gradient that is not finite is thrown away, and no step
-    taken.
+    batch   inputs and targets (B, T), on the CPU
+    It is worked off in micro-batches (B / accumulation, T), so that memory holds the activations of
+    one alone. A gradient that is not finite is thrown away, and no step taken.
     """
     config = state.config
     nats_sum = 0.0
@@ -107,9 +124,13 @@ def optimizer_step(state: TrainingState, batch: Batch) -> tuple[float, float]:
     for inputs, targets in micro_batches:
         with state.autocast():
             nats, _ = state.objective(inputs.to(state.device), targets.to(state.device))
+        # Over the targets of the whole batch, not of this part: so the gradients, which add up, are
+        # those of the batch's mean, whatever number of parts it came in.
         (nats / batch.targets.numel()).backward()
         nats_sum += nats.item()
     parameters = list(state.model.parameters())
+    # All gradients, as one long vector, get no longer than the limit (Pascanu et al. 2013), or one
+    # strange batch would fill the optimizers' running means. The norm is that from before.
     limit = config.optim.clip if config.optim.clip > 0 else math.inf
     norm = nn.utils.clip_grad_norm_(parameters, limit).item()
     if math.isfinite(norm):
@@ -117,6 +138,7 @@ def optimizer_step(state: TrainingState, batch: Batch) -> tuple[float, float]:
             optimizer.step()
     else:
         state.progress.skipped_steps += 1
+    # None, not 0: the next backward pass then stores its gradients and need not add them.
     for parameter in parameters:
         parameter.grad = None
     return nats_sum / batch.targets.numel(), norm
@@ -124,7 +146,11 @@ def optimizer_step(state: TrainingState, batch: Batch) -> tuple[float, float]:
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[Callable[[], bool]]:
-    """Within it, Ctrl-C and SIGTERM only ask the run to stop; a second one stops it at once."""
+    """Within it, Ctrl-C and SIGTERM only ask the run to stop; a second one stops it at once.
+
+    Yields the function that says whether the run was asked. Outside the main thread it never is,
+    and signals go where they went before.
+    """
     asked = threading.Event()
 
     def ask(number: int, frame: Any) -> None:  # noqa: ARG001 - the signature of a signal handler
@@ -144,6 +170,7 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
 
 
 def _started(state: TrainingState) -> Started:
+    """Return what there is to tell before the first step."""
     config = state.config
     budget = (
         f"{config.minutes:g} minutes"
@@ -165,14 +192,14 @@ def _started(state: TrainingState) -> Started:
 def _stepped(
     state: TrainingState, loss: float, norm: float, factor: float, step_seconds: float
 ) -> Stepped:
-    progress, share = state.progress, state.share_used()
-    if math.isfinite(loss):
-        progress.loss_sum += loss
-        progress.loss_steps += 1
+    """Return what there is to tell of the step just taken, which took step_seconds."""
+    config, progress, share = state.config, state.progress, state.share_used()
+    n_tokens = config.batch_size * config.model.context_length
     elapsed = progress.elapsed_seconds
-    if state.config.minutes is not None:
-        remaining = max(0.0, 60 * state.config.minutes - elapsed)
+    if config.minutes is not None:
+        remaining = max(0.0, 60 * config.minutes - elapsed)
     else:
+        # As fast as so far, validations included.
         remaining = elapsed / share * (1 - share)
     return Stepped(
         step=progress.step,
@@ -181,9 +208,7 @@ def _stepped(
         loss=loss,
         rate=factor,
         gradient_norm=norm,
-        tokens_per_second=state.config.batch_size
-        * state.config.model.context_length
-        / step_seconds,
+        tokens_per_second=n_tokens / step_seconds,
         elapsed_seconds=elapsed,
         remaining_seconds=remaining,
     )
@@ -196,18 +221,25 @@ def _n_validations_due(state: TrainingState) -> int:
 
 
 def _validate(state: TrainingState) -> None:
-    """Score all of valid, write a checkpoint, tell what came out."""
+    """Score all of valid, write a checkpoint, tell what came out.
+
+    The result is noted in the progress before that is saved, so that a run that goes on from here
+    neither validates again nor forgets what was best.
+    """
     progress, began_at = state.progress, perf_counter()
+    # In the precision of training; `minigpt evaluate` computes in float32 always.
     with state.autocast():
         score = evaluate(state.model, state.valid, state.tokenizer.eos_id)
-    is_best = progress.best is None or score.nats < progress.best["nats"]
+    before = progress.best
+    is_best = before is None or math.isnan(before["nats"]) or score.nats < before["nats"]
     progress.n_validations = _n_validations_due(state)
     progress.validations_since_best = 0 if is_best else progress.validations_since_best + 1
     if is_best:
         progress.best = asdict(score)
-    train_loss = progress.loss_sum / max(1, progress.loss_steps)
-    progress.loss_sum, progress.loss_steps = 0.0, 0
-    _save(state, ["last", "best"] if is_best else ["last"])
+    train_loss = progress.take_mean_loss()
+    is_saved = _save(state, ["last", "best"] if is_best else ["last"])
+    if is_best and not is_saved:
+        progress.best, is_best = before, False  # there is nothing to open that scored so
     state.on_event(
         Validated(
             step=progress.step,
@@ -220,11 +252,12 @@ def _validate(state: TrainingState) -> None:
             tokenizer=state.tokenizer,
         )
     )
+    # The callback's work (samples, pictures) counts: it will be there the last time too.
     progress.validation_seconds = perf_counter() - began_at
 
 
-def _save(state: TrainingState, names: list[Which]) -> None:
-    """Write a checkpoint; a full disk costs the checkpoint, not the run."""
+def _save(state: TrainingState, names: list[Which]) -> bool:
+    """Write a checkpoint and return whether it is there: a full disk does not end the run."""
     try:
         save_checkpoint(
             state.run_dir,
@@ -236,10 +269,12 @@ def _save(state: TrainingState, names: list[Which]) -> None:
         )
     except OSError as error:
         state.on_event(Noted(f"no checkpoint at step {state.progress.step}: {error}"))
+        return False
+    return True
 
 
 def _finished(state: TrainingState, reason: str) -> Run:
-    """Tell how the run ended, and open what came out."""
+    """Tell how the run ended, and open what came out: the best weights, or the last if none are."""
     progress = state.progress
     valid = Score(**progress.best) if progress.best else None
     if reason == "non-finite":

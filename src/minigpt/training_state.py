@@ -1,8 +1,11 @@
 """Training state: everything that the loop of `train` works with, built anew or from a checkpoint.
 
 In: a `Config`, or the folder of a run that was broken off. Out: a `TrainingState`: data, model,
-optimizers, and the `Progress` that checkpoints keep. What a config leaves open (`auto`) is decided
-here, once, and written into the run's config.json.
+optimizers, and the `Progress` that checkpoints keep.
+
+Sizes left at 0, and `auto` in precision and compile, are decided here, once, and written into the
+run's config.json: a resumed run must compute as it began. Device and threads stay as they were
+asked for: a run whose device is `auto` may go on elsewhere.
 """
 
 import math
@@ -34,7 +37,9 @@ from minigpt.model import MiniGPT, Objective
 from minigpt.optim import make_optimizers
 from minigpt.tokenizer import Tokenizer
 
+# Compiling and its trial take tens of seconds, which a shorter run would not earn back.
 COMPILE_PAYS_FROM_SECONDS = 300
+# From this share of <unk> on, a perplexity says little about the text: the user is told what helps.
 MANY_UNKNOWN = 0.2
 
 
@@ -50,8 +55,23 @@ class Progress:
     best: dict[str, Any] | None = None
     validations_since_best: int = 0
     skipped_steps: int = 0
+    """Steps not taken, since their gradient was not finite."""
     loss_sum: float = 0.0
+    """Over the steps since the last validation, as many of them as loss_steps says."""
     loss_steps: int = 0
+
+    def count_step(self, loss: float) -> None:
+        """Count a step, and its loss where it is finite: one bad batch must not spoil the mean."""
+        self.step += 1
+        if math.isfinite(loss):
+            self.loss_sum += loss
+            self.loss_steps += 1
+
+    def take_mean_loss(self) -> float:
+        """Return the mean of the losses counted since this was last called, 0 if there are none."""
+        mean = self.loss_sum / max(1, self.loss_steps)
+        self.loss_sum, self.loss_steps = 0.0, 0
+        return mean
 
 
 @dataclass
@@ -72,9 +92,10 @@ class TrainingState:
     progress: Progress = field(default_factory=Progress)
 
     def share_used(self) -> float:
-        """Return the share of the budget that is used up, 0 to 1."""
+        """Return the share of the budget that is used up, 0 to 1: rates and validations obey it."""
         config, progress = self.config, self.progress
         if config.minutes is not None:
+            # The last validation begins when the share is 1: its time is kept back, once known.
             seconds = max(60 * config.minutes - progress.validation_seconds, 1e-9)
             return min(progress.elapsed_seconds / seconds, 1.0)
         return min(progress.step / self.total_steps(), 1.0)
@@ -94,20 +115,21 @@ class TrainingState:
 def new_training(
     config: Config, run_dir: Path, on_event: Callback, overwrite: bool
 ) -> TrainingState:
-    """Build a run from its config: data, tokenizer, model, and what `auto` leaves open."""
-    check_run_folder(run_dir, overwrite=overwrite)  # before any work is done for nothing
+    """Build a run from its config: data, tokenizer, model, and what `auto` leaves open.
+
+    Raises UserError for whatever a user can mend. The run folder is made, and an old one replaced,
+    only when data and sizes are known to be good.
+    """
+    # Before any work is done for nothing.
+    if config.minutes is None and config.epochs is None and config.steps is None:
+        raise UserError("no budget is given: set minutes, epochs or steps")
+    check_run_folder(run_dir, overwrite=overwrite)
     device = choose_device(config.device)
     set_threads(config.threads)
     rates = matrix_rates(device)
     corpus = open_corpus(config.data)
     tokenizer = fit_tokenizer(corpus, config.tokenizer)
-    config = replace(
-        config,
-        model=config.model.resolved(tokenizer.vocab_size),
-        precision=choose_precision(config.precision, rates),
-    )
-    if config.minutes is None and config.epochs is None and config.steps is None:
-        raise UserError("no budget is given: set minutes, epochs or steps")
+    config = _decided(config, tokenizer, rates)
     train_stream = prepare(corpus, "train", tokenizer)
     valid_stream = prepare(corpus, "valid", tokenizer)
     batches = TrainingBatches(
@@ -134,16 +156,29 @@ def new_training(
     compiled = _compiled(state)
     state.config = replace(config, compile="on" if compiled else "off")
     write_json(run_dir / "config.json", to_dict(state.config))
-    # The trial is the user's time too.
+    # The trial of torch.compile is the user's time too.
     state.progress.elapsed_seconds = perf_counter() - began_at
     return state
 
 
+def _decided(config: Config, tokenizer: Tokenizer, rates: dict[str, float]) -> Config:
+    """Return config with its sizes and its precision decided."""
+    return replace(
+        config,
+        model=config.model.resolved(tokenizer.vocab_size),
+        precision=choose_precision(config.precision, rates),
+    )
+
+
 def _compiled(state: TrainingState) -> bool:
-    """Compile the model where that is wished for or pays, and say so."""
+    """Compile the model where that is wished for or pays, say so, and return whether it was done.
+
+    auto asks for a trial only where the budget is long enough to earn it back. A budget in steps or
+    epochs is not known in seconds: one eager pass is timed, and multiplied.
+    """
     config = state.config
     size = config.batch_size // config.accumulation
-    inputs, targets = (ids[:size].to(state.device) for ids in state.batches[0])
+    inputs, targets = (ids[:size].to(state.device) for ids in state.batches[0])  # a micro-batch
 
     def run_pass(objective: Objective) -> None:
         with state.autocast():
@@ -165,7 +200,10 @@ def _compiled(state: TrainingState) -> bool:
 
 
 def resumed_training(run_dir: Path, on_event: Callback) -> TrainingState:
-    """Build a run from its folder, as it stood at its last checkpoint."""
+    """Build a run from its folder, as it stood at its last checkpoint.
+
+    Raises UserError where the folder, or the data that its config names, is missing or damaged.
+    """
     config = read_config(run_dir)
     folder = checkpoint_folder(run_dir, "last")
     device = choose_device(config.device)
@@ -178,6 +216,7 @@ def resumed_training(run_dir: Path, on_event: Callback) -> TrainingState:
     optimizers = make_optimizers(model, config.optim)
     stream = prepare(corpus, "train", tokenizer)
     rates = matrix_rates(device)
+    # Last, since it puts the random generators back: the model above drew its weights from them.
     trainer = load_trainer(folder, optimizers)
     try:
         progress = Progress(**trainer["progress"])

@@ -1,7 +1,7 @@
 """Which entries a tokenizer has: learnt from lines of text, for each of the four kinds.
 
-In: the size and lines of training text. Out: an object of the `tokenizers` library, its ids the
-most frequent first, then by alphabet (basic_english: its four specials, then the words).
+In: a `TokenizerConfig` and lines of training text. Out: an object of the `tokenizers` library, its
+ids the most frequent first, then by alphabet (basic_english: its four specials, then the words).
 
 Words are counted here, not by the library: its own trainer would move the `<unk>` that WikiText
 has in its text.
@@ -120,7 +120,12 @@ def _learn_bpe(vocab_size: int, lines: Lines) -> Tokenizer:
         show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
-    parts = (part for line in lines() for part in re.split(f" ?{UNK}", line + "\n"))
+    parts = (
+        part
+        for line in lines()
+        for text in re.split(f" ?{UNK}", line + "\n")
+        for part in _cut(text)  # a line may be a whole book
+    )
     learner.train_from_iterator(parts, trainer)
     learnt = json.loads(learner.to_str())["model"]
     merges = [(left, right) for left, right in learnt["merges"]]
@@ -181,7 +186,7 @@ def _add(library: Tokenizer, tokens: Iterable[str]) -> None:
 
 
 def marked(lines: Iterable[str]) -> Iterator[str]:
-    """Yield `lines` with their "\n", and a bare `<|endoftext|>` where a document ends.
+    """Yield `lines`, each with its line end, and a bare `<|endoftext|>` where a document ends.
 
     It ends before a WikiText title (a line ` = Title = ` between two blank ones), at a line
     `<|endoftext|>` of its own, and with the text.
@@ -223,7 +228,7 @@ def encode_batch(library: Tokenizer, texts: list[str]) -> list[list[int]]:
 
 
 def encode_documents(library: Tokenizer, lines: Iterable[str]) -> Iterator[list[int]]:
-    """Yield the ids of each line with its "\n", and `<eos>` alone at the end of each document."""
+    """Yield the ids of each line and its line end, and `<eos>` alone where a document ends."""
     eos = library.get_vocab()[EOS]
     for batch in batches(marked(lines)):
         ids_of = iter(encode_batch(library, [text for text in batch if text != DOCUMENT_MARK]))

@@ -5,7 +5,6 @@ from minigpt.layers.attention import (
     KeyValueCache,
     MultiHeadAttention,
     ScaledDotProductAttention,
-    attention,
 )
 from minigpt.layers.feed_forward import PositionwiseFeedForward
 from minigpt.layers.norm import LayerNorm, RMSNorm
@@ -21,6 +20,5 @@ __all__ = [
     "RMSNorm",
     "Rotary",
     "ScaledDotProductAttention",
-    "attention",
     "sinusoidal_table",
 ]

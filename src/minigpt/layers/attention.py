@@ -8,7 +8,8 @@ with a mask and dropout; `MultiHeadAttention` section 3.2.2, as encoders and dec
 what a decoder-only model makes of it: which positions are visible, the same sum computed fast, the
 cache of keys and values, and `CausalSelfAttention`, which is the attention of Mini-GPT.
 
-B batch · T sequence · D d_model · H heads · K d_head
+B batch · T queries in sequence · S keys, T of them in self-attention · D d_model · H heads
+G key heads, H of them unless queries share keys · K d_head
 """
 
 import math
@@ -28,11 +29,12 @@ def attention(
 
     softmax(Q Kᵀ / √d_k) V   — Vaswani et al. 2017, section 3.2.1, equation 1.
 
-    q, k, v   (B, H, T, K)    visible   (…, T, T) bool: may position i look at position j?
-    Returns the mixed values (B, H, T, K) and the weights (B, H, T, T) that mixed them, as they
+    q   (B, H, T, K)    k, v   (B, H, S, K), the sequence itself (S = T) or another one
+    visible   (…, T, S) bool: may position i look at position j?
+    Returns the mixed values (B, H, T, K) and the weights (B, H, T, S) that mixed them, as they
     were before dropout: rows sum to 1, or to 0 where nothing is visible.
     """
-    scores = q @ k.transpose(-2, -1)  # (B, H, T, T)
+    scores = q @ k.transpose(-2, -1)  # (B, H, T, S)
     # A dot product of K unit-variance pairs has variance K. Undo that, or the softmax saturates as
     # heads grow wider and its gradient dies.
     scores = scores / math.sqrt(q.size(-1))
@@ -41,9 +43,9 @@ def attention(
     # In a row that sees nothing every score is -inf and the softmax would be 0/0. Give such rows
     # any finite scores (so that no NaN flows backward either) and take the weights away again.
     sees_something = visible.any(dim=-1, keepdim=True)
-    weights = scores.masked_fill(~sees_something, 0.0).softmax(dim=-1)  # (B, H, T, T)
+    weights = scores.masked_fill(~sees_something, 0.0).softmax(dim=-1)  # (B, H, T, S)
     weights = weights.masked_fill(~sees_something, 0.0)
-    return F.dropout(weights, dropout) @ v, weights  # (B, H, T, K), (B, H, T, T)
+    return F.dropout(weights, dropout) @ v, weights  # (B, H, T, K), (B, H, T, S)
 
 
 class ScaledDotProductAttention(nn.Module):
@@ -56,11 +58,13 @@ class ScaledDotProductAttention(nn.Module):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the output (…, T, K) and the attention weights (…, T, T).
+        """Return the output (…, T, K) and the attention weights (…, T, S).
 
-        q, k, v   (…, T, K)    mask   broadcastable to (…, T, T); where it is 0 (or False) is hidden
+        q   (…, T, K)    k, v   (…, S, K)
+        mask   broadcastable to (…, T, S); where it is 0 (or False) is hidden; None hides nothing
         """
         visible = torch.ones((), dtype=torch.bool, device=q.device) if mask is None else mask != 0
+        # Spelt out to (…, T, S), since `attention` asks of each row whether it sees anything.
         visible = visible.expand(*visible.shape[:-2], q.size(-2), k.size(-2))
         return attention(q, k, v, visible, self.dropout if self.training else 0.0)
 
@@ -76,13 +80,14 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 class MultiHeadAttention(nn.Module):
-    """Let h heads attend at once, each in its own projection of the input, and join what they
-    found.
+    """Let h heads attend at once, each in its own projection of the input; join what they found.
 
     MultiHead(Q, K, V) = Concat(head_1, …, head_h) W^O,
     head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V)   — Vaswani et al. 2017, section 3.2.2.
 
-    The h matrices W_i^Q stand side by side in one (D, D) matrix, so one product serves all heads.
+    The h matrices W_i^Q stand side by side in one (D, D) matrix, so one product serves all heads;
+    W^K and W^V likewise. The biases are those of GPT-2 and of nn.MultiheadAttention; the paper has
+    none.
     """
 
     def __init__(self, d_model: int = 512, n_heads: int = 8, dropout: float = 0.1) -> None:
@@ -127,23 +132,25 @@ def causal_mask(n_queries: int, n_keys: int, device: torch.device | None = None)
 def taught_causal_attention(
     q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Compute `attention` with nothing later visible; a group of query heads may share one key
-    head.
+    """Compute `attention` with nothing later visible; query heads may share a key head.
 
-    q   (B, H, T, K)    k, v   (B, G, S, K), G a divisor of H; the queries are the last T of S
-    positions Returns the mixed values (B, H, T, K) and the weights (B, H, T, S).
+    q   (B, H, T, K)    k, v   (B, G, S, K), G a divisor of H
+    The queries are the last T of the S positions. Returns the mixed values (B, H, T, K) and the
+    weights (B, H, T, S).
     """
-    groups = q.size(1) // k.size(1)
-    # Query heads 0 … groups − 1 share key head 0, and so on (Ainslie et al. 2023, figure 2).
-    k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    # Query heads 0 … H/G − 1 share key head 0, and so on (Ainslie et al. 2023, figure 2).
+    n_sharing = q.size(1) // k.size(1)
+    k = k.repeat_interleave(n_sharing, dim=1)  # (B, H, S, K)
+    v = v.repeat_interleave(n_sharing, dim=1)  # (B, H, S, K)
     return attention(q, k, v, causal_mask(q.size(2), k.size(2), q.device), dropout)
 
 
 def fast_causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
-    """Compute what `taught_causal_attention` does, without ever holding the weights.
+    """Compute what `taught_causal_attention` does, without holding the weights.
 
     PyTorch works through the keys in blocks that fit the processor's cache (Dao et al. 2022), which
-    saves the (T, S) matrix and most of the time. Same shapes; returns the mixed values alone.
+    saves the (T, S) matrix and most of the time. Only with dropout, on a CPU, it has no such path
+    and holds them after all. Same shapes; returns the mixed values alone.
     """
     n_queries, n_keys = q.size(2), k.size(2)
     square = n_queries == n_keys
@@ -201,7 +208,7 @@ class KeyValueCache:
 class CausalSelfAttention(nn.Module):
     """Multi-head attention of a sequence to its own past: the attention of Mini-GPT.
 
-    What was added to section 3.2.2 since: keys and values may have fewer heads than queries
+    What section 3.2.2 has gained since: keys and values may have fewer heads than queries
     (grouped-query attention, Ainslie et al. 2023), queries and keys may be normalised (Henry et al.
     2020) and turned by their position (Su et al. 2021), and the past may come from a cache.
     """
@@ -225,21 +232,24 @@ class CausalSelfAttention(nn.Module):
         self.key = nn.Linear(d_model, n_kv_heads * d_head, bias=bias)
         self.value = nn.Linear(d_model, n_kv_heads * d_head, bias=bias)
         self.output = nn.Linear(n_heads * d_head, d_model, bias=bias)
-        normed = qk_norm_eps is not None
-        self.query_norm = RMSNorm(d_head, qk_norm_eps or 0.0) if normed else nn.Identity()
-        self.key_norm = RMSNorm(d_head, qk_norm_eps or 0.0) if normed else nn.Identity()
+        # One norm serves all heads: it has K weights, and each head's vector is normed by itself.
+        self.query_norm = nn.Identity() if qk_norm_eps is None else RMSNorm(d_head, qk_norm_eps)
+        self.key_norm = nn.Identity() if qk_norm_eps is None else RMSNorm(d_head, qk_norm_eps)
         self.rotation = rotation
         # Whoever wants to see the weights puts the taught form here for a while.
         self.attend: Callable[[Tensor, Tensor, Tensor, float], Tensor] = fast_causal_attention
 
     def forward(self, x: Tensor, cache: KeyValueCache | None = None, layer: int = 0) -> Tensor:
-        """Let each position of x (B, T, D) gather from itself and what came before it: (B, T,
-        D).
+        """Let each position of x (B, T, D) gather from itself and what came before: (B, T, D).
+
+        cache   holds the keys and values of what came before x, and takes in those of x
+        layer   which part of the cache is this module's
         """
         offset = cache.length if cache is not None else 0
         q = split_heads(self.query(x), self.n_heads)  # (B, H, T, K)
         k = split_heads(self.key(x), self.n_kv_heads)  # (B, G, T, K)
         v = split_heads(self.value(x), self.n_kv_heads)  # (B, G, T, K)
+        # Not v: where to look depends on the distance, what is found there does not.
         q = self.rotation(self.query_norm(q), offset)
         k = self.rotation(self.key_norm(k), offset)
         if cache is not None:

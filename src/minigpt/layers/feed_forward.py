@@ -1,7 +1,9 @@
 """Feed-forward: what each position does alone with what attention brought it.
 
 In: x (B, T, D). Out: the same shape. Widen to F channels, bend, narrow again; every position passes
-through the same two matrices. Two thirds of a block's weights are here.
+through the same matrices. With F = 4 D, two thirds of a block's weights are here.
+
+B batch · T sequence · D d_model · F d_ff
 """
 
 from torch import Tensor, nn
@@ -25,12 +27,16 @@ class PositionwiseFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x (B, T, D) to (B, T, D)."""
-        x = self.narrow(self.dropout(self.widen(x).relu()))
+        x = self.narrow(self.dropout(self.widen(x).relu()))  # D → F → D
         return x
 
 
 class GELUFeedForward(nn.Module):
-    """GELU(x W₁ + b₁) W₂ + b₂, in GPT-2's tanh form (Hendrycks and Gimpel 2016, section 2)."""
+    """GELU(x W₁ + b₁) W₂ + b₂, in GPT-2's tanh form (Hendrycks and Gimpel 2016, section 2).
+
+    Bent smoothly where ReLU has a corner, and a little below 0 on the left of it, so that a channel
+    that is off still has a gradient to come back by.
+    """
 
     def __init__(self, d_model: int, d_ff: int, bias: bool = True) -> None:
         super().__init__()
@@ -44,8 +50,10 @@ class GELUFeedForward(nn.Module):
 
 
 class ReLU2FeedForward(nn.Module):
-    """max(0, x W₁)² W₂ (So et al. 2021, "Primer", section 3): as cheap as ReLU, and learns
-    faster.
+    """max(0, x W₁)² W₂   — So et al. 2021 ("Primer"), section 3.
+
+    As cheap as ReLU, and it learned faster wherever they tried. The square lets one channel answer
+    to the product of two features, as a gate would, without a third matrix.
     """
 
     def __init__(self, d_model: int, d_ff: int, bias: bool = False) -> None:
@@ -60,8 +68,10 @@ class ReLU2FeedForward(nn.Module):
 
 
 class SwiGLUFeedForward(nn.Module):
-    """(SiLU(x W) ⊙ x V) W₂   — Shazeer 2020, equation 6: one half decides how much of the other
-    passes.
+    """(SiLU(x W) ⊙ x V) W₂   — Shazeer 2020, equation 6; W is `gate`, V is `widen`.
+
+    One half decides how much of the other passes. That takes three matrices; the config's default F
+    of 8/3 D makes them cost what two of 4 D do.
     """
 
     def __init__(self, d_model: int, d_ff: int, bias: bool = False) -> None:
@@ -77,7 +87,7 @@ class SwiGLUFeedForward(nn.Module):
 
 
 def make_feed_forward(kind: FeedForward, d_model: int, d_ff: int, bias: bool) -> nn.Module:
-    """Return the feed-forward network called `kind`."""
+    """Return the feed-forward network called `kind`, D → F → D."""
     if kind == "relu":
         # Mini-GPT drops out after the sublayer only, where section 5.4 of the paper says.
         return PositionwiseFeedForward(d_model, d_ff, dropout=0.0, bias=bias)

@@ -37,8 +37,9 @@ class LayerNorm(nn.Module):
 class RMSNorm(nn.Module):
     """Scale each vector to mean square 1, then let the model choose the scale anew.
 
-    x / √(mean(x²) + ε) · weight   — Zhang and Sennrich 2019, equation 4. Centring turned out not to
-    be what makes layer norm work, and a pass over memory less is a pass over memory less.
+    x / √(mean(x²) + ε) · weight   — Zhang and Sennrich 2019, equation 4; the ε is LayerNorm's.
+    Centring turned out not to be what makes layer norm work, and without it, and without a bias,
+    two passes over memory fall away.
     """
 
     def __init__(self, d_model: int, eps: float = 1e-5) -> None:
@@ -47,7 +48,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(d_model))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last axis of x (…, D)."""
+        """Normalise the last axis of x (…, D), or of queries and keys (…, K)."""
         mean_square = x.square().mean(dim=-1, keepdim=True)
         return x * torch.rsqrt(mean_square + self.eps) * self.weight
 

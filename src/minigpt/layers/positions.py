@@ -1,11 +1,14 @@
 """Positions: tell the model where each symbol stands.
 
-Attention alone sees a set, not a sequence: shuffle the positions and its outputs are shuffled
-alike, nothing more. So position has to be put in, in one of three ways.
+Attention without a mask sees a set, not a sequence: shuffle the positions and its outputs are
+shuffled alike, nothing more. A causal mask tells what came before, but hardly how long before. So
+position has to be put in, in one of three ways.
 
 In: embeddings x (B, T, D) for the two that add a vector; queries or keys (B, H, T, K) for the one
 that turns them. Out: the same shape. `offset` is the position of the first symbol of x, which is
 not 0 when a cache already holds what came before.
+
+B batch · T sequence · D d_model · H heads · K d_head
 """
 
 import torch
@@ -18,7 +21,7 @@ def sinusoidal_table(length: int, d_model: int) -> Tensor:
     PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos(the same)   — Vaswani et al. 2017,
     section 3.5. For any fixed k, PE(pos+k) is a linear map of PE(pos): a rotation of each pair.
     """
-    # In float32 the angle of position 100,000 is off by 0.004 already, so: float64, cast once.
+    # In float32 an angle near 100,000 is off by up to 0.004 already, so: float64, cast once.
     positions = torch.arange(length, dtype=torch.float64)
     exponents = torch.arange(0, d_model, 2, dtype=torch.float64) / d_model  # 2i/D
     angles = positions[:, None] / 10_000.0**exponents  # (length, ⌈D/2⌉)
@@ -50,7 +53,10 @@ class PositionalEncoding(nn.Module):
 
 
 class LearnedPositions(nn.Module):
-    """Add a learned vector for each position, then drop out (GPT-2; the paper's table 3, row E)."""
+    """Add a learned vector for each position, then drop out (GPT-2; the paper's table 3, row E).
+
+    The table ends at context_length: no vector was ever learned for a position beyond it.
+    """
 
     def __init__(self, context_length: int, d_model: int, dropout: float) -> None:
         super().__init__()
@@ -82,7 +88,7 @@ class Rotary(nn.Module):
 
     A query at i and a key at j then meet at an angle that depends on i − j alone, so attention sees
     distances. The channels c and c + K/2 are a pair, as in Llama's weights ("rotate half"); the
-    article pairs c with c + 1, which is the same up to the order of the channels.
+    article pairs 2c with 2c + 1, which is the same up to the order of the channels.
     """
 
     def __init__(self, d_head: int, context_length: int, base: float = 10_000.0) -> None:
@@ -92,12 +98,13 @@ class Rotary(nn.Module):
         self.cos: Tensor
         self.sin: Tensor
         self.register_buffer("cos", angles.cos().float(), persistent=False)  # (T, K/2)
-        self.register_buffer("sin", angles.sin().float(), persistent=False)
+        self.register_buffer("sin", angles.sin().float(), persistent=False)  # (T, K/2)
 
     def forward(self, x: Tensor, offset: int = 0) -> Tensor:
         """Turn x (B, H, T, K), whose first position is `offset`."""
         cos, sin = self.cos[offset : offset + x.size(2)], self.sin[offset : offset + x.size(2)]
         a, b = x.chunk(2, dim=-1)  # (B, H, T, K/2) each
+        # (a, b) as a point in the plane, turned: the product of two complex numbers, written out.
         return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
