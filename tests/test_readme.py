@@ -36,7 +36,8 @@ def shortened(command: str) -> list[str]:
     if words[0] != "train":
         return words
     if "--minutes" in words:
-        del words[words.index("--minutes") :][:2]
+        at = words.index("--minutes")
+        del words[at : at + 2]
     return words + SMALL.split()
 
 

@@ -84,7 +84,7 @@ def _can_have(corpus: str) -> bool:
         try:
             for _ in open_corpus(corpus).lines("valid"):
                 break
-        except UserError:
+        except Exception:  # no connection, a proxy, a full disk: it cannot be had, whatever it is
             return
         arrived.set()
 
