@@ -63,7 +63,7 @@ def stopwatch(monkeypatch):
         ("auto", 2.0, 3.0, False, "eagerly: 2.00 s compiled 3.00 s"),
         ("auto", 2.0, 2.0, False, "eagerly: 2.00 s compiled 2.00 s"),
         ("on", 2.0, 3.0, True, "compiled: 3.00 s"),
-        ("off", 3.0, 2.0, False, "eagerly as asked"),
+        ("off", 3.0, 2.0, False, "eagerly: compile is off"),
     ],
 )
 def test_the_faster_is_kept_and_said(stopwatch, model, wish, eager, compiled, expected, said):

@@ -469,3 +469,11 @@ def test_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/nonexistent")
     monkeypatch.setattr(corpus_module.tempfile, "gettempdir", lambda: str(tmp_path))
     assert cache_folder() == tmp_path / "minigpt"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a system with named pipes")
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.txt")
+    for name in (str(tmp_path / "pipe.txt"), os.devnull):
+        with pytest.raises(UserError, match="is not a regular file"):
+            open_corpus(name)

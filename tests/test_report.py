@@ -142,7 +142,7 @@ def test_elsewhere_than_in_a_terminal_plain_lines_tell_the_story(run_dir, open_r
     assert lines[1] == f"into {run_dir}"
     assert sum("tokens/s" in line for line in lines) <= 11
     assert f"step 5: valid perplexity {math.exp(4.9):.1f} (best so far)" in text
-    assert lines[-1].startswith("11 steps in 0:16 (budget): valid perplexity")
+    assert lines[-1].startswith("11 steps in 0:16 (budget): best valid perplexity")
 
 
 def test_a_terminal_has_one_line_that_lives(run_dir, open_report):

@@ -545,6 +545,52 @@ def test_a_folder_that_exists_is_refused_before_anything_is_lost(corpus, tmp_pat
     assert (tmp_path / "other" / "thesis.tex").read_text() == "years of work"
 
 
+def test_a_model_that_cannot_be_built_does_not_cost_the_old_run(corpus, tmp_path, monkeypatch):
+    train(run_config(corpus), tmp_path / "run")
+    before = bytes_of(tmp_path / "run")
+
+    def too_large(config):
+        raise MemoryError
+
+    monkeypatch.setattr(training_state, "MiniGPT", too_large)
+    for run in ("run", "new"):
+        with pytest.raises(MemoryError):
+            train(run_config(corpus), tmp_path / run, overwrite=True)
+    assert bytes_of(tmp_path / "run") == before
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_damaged_best_is_told_before_hours_are_spent(corpus, tmp_path):
+    train(run_config(corpus), tmp_path / "run")
+    (tmp_path / "run" / "best.json").write_text("{", encoding="utf-8")
+    told = Recorder()
+    with pytest.raises(UserError, match=r"best\.json cannot be read"):
+        train(run_config(corpus), tmp_path / "run", told, resume=True)
+    assert told.events == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"step": "x"},
+        {"step": -1},
+        {"elapsed_seconds": {}},
+        {"n_validations": []},
+        {"n_validations": True},
+        {"loss_sum": None},
+        {"best": "x"},
+        {"best": {"nats": 1.0}},
+        {"best": {"nats": "x", "tokens": 1, "words": 1, "bytes": 1}},
+    ],
+    ids=str,
+)
+def test_progress_that_no_run_can_have_noted_is_refused(damage):
+    whole = {"step": 3, "best": {"nats": 1.0, "tokens": 1, "words": 1, "bytes": 1}}
+    assert training_state.Progress.restored(whole).step == 3
+    with pytest.raises(UserError):
+        training_state.Progress.restored({**whole, **damage})
+
+
 def test_a_mistake_in_the_data_does_not_cost_the_old_run(corpus, tmp_path):
     train(run_config(corpus), tmp_path / "run")
     short = write_corpus(tmp_path / "short.txt", n_lines=3)

@@ -110,6 +110,11 @@ class AttentionMaps:
         nats = -torch.xlogy(self.weights, self.weights).sum(dim=-1)  # (L, H, T)
         return (nats[..., 1:] / n_seen[1:].log()).mean(dim=-1)
 
+    @property
+    def undrawable(self) -> str:
+        """The characters of the tokens that a picture shows as □, for want of a font, sorted."""
+        return "".join(sorted(_without_font("".join(self.tokens), _installed_fonts())))
+
     def save_png(self, path: Path, *, layer: int | None = None, head: int | None = None) -> None:
         """Draw all maps small and the most decided one large, with its tokens; write it to path.
 
@@ -290,10 +295,15 @@ def _installed_fonts() -> list[str]:
 
 def _label(token: str, family: list[str]) -> str:
     """Return a token as it can be drawn: white space visible, cut short, □ for what no font has."""
-    from matplotlib import font_manager
-
-    fonts = [font_manager.get_font(font_manager.findfont(name)) for name in family]
     seen = token.translate({ord(" "): "␣", ord("\n"): "↵", ord("\t"): "⇥"})
     seen = seen if len(seen) <= 12 else seen[:11] + "…"
     # matplotlib would draw a box too, but warn for each, and a warning may be an error.
-    return "".join(c if any(font.get_char_index(ord(c)) for font in fonts) else "□" for c in seen)
+    missing = _without_font(seen, family)
+    return "".join("□" if c in missing else c for c in seen)
+
+
+def _without_font(text: str, family: list[str]) -> set[str]:
+    from matplotlib import font_manager
+
+    fonts = [font_manager.get_font(font_manager.findfont(name)) for name in family]
+    return {c for c in text if not any(font.get_char_index(ord(c)) for font in fonts)}

@@ -9,6 +9,7 @@ that help and mistakes come at once, without torch. Nothing else prints but `rep
 import dataclasses
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; `argv` is what stands behind `minigpt`. Returns the exit status."""
+    if argv is None:
+        _prepare_process()
     args = list(sys.argv[1:] if argv is None else argv)
     ours = args[: args.index("--")] if "--" in args else args
     debug = "--debug" in ours
@@ -72,6 +75,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         line, status = explained(error)
         print(f"error: {' '.join(line.split())}", file=sys.stderr)
     return status
+
+
+def _prepare_process() -> None:
+    """Make the process able to name any file, and to clean up when it is told to end."""
+    if not sys.flags.utf8_mode and sys.getfilesystemencoding() != "utf-8":
+        # A locale of ASCII (LC_ALL=C with UTF-8 mode off): a path in Chinese could not be opened.
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", "-m", "minigpt", *sys.argv[1:]])
+    # As Ctrl-C does it; while a run learns, `train` listens to both itself.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def _dispatch(args: list[str], *, asks_version: bool) -> int:
@@ -167,7 +179,7 @@ def _train(args: list[str]) -> int:
         _note(f"stopped and saved; go on with: minigpt train --resume {run_dir}")
         return 130
     _note(f'next: minigpt generate {run_dir} --prompt "The"')
-    return 1 if end.reason == "non-finite" else 0
+    return 1 if end.reason == "non-finite" or end.valid is None else 0
 
 
 def _evaluate(args: list[str]) -> int:
@@ -221,7 +233,6 @@ def _generate(args: list[str]) -> int:
         seed=options.seed,
         max_new_tokens=options.max_new_tokens,
     )
-    _note_unknown(options.prompt, run.tokenizer)
     pieces = generate_text(
         run.model,
         run.tokenizer,
@@ -230,6 +241,7 @@ def _generate(args: list[str]) -> int:
         stop=options.stop,
         raw=options.raw,
     )
+    _note_unknown(options.prompt, run.tokenizer)
     if options.json:
         _print_json({"prompt": options.prompt, "text": "".join(pieces)})
         return 0
@@ -247,10 +259,15 @@ def _attention(args: list[str]) -> int:
     run = open_run(options.run)
     from minigpt.attention_maps import attention_maps
 
-    _note_unknown(options.text, run.tokenizer)
     ids = run.tokenizer.encode(options.text)
     maps = attention_maps(run.model, ids, run.tokenizer.pieces(ids))
     maps.save_png(options.out, layer=options.layer, head=options.head)
+    _note_unknown(options.text, run.tokenizer)
+    if maps.undrawable:
+        _note(
+            f"note: no font here has {maps.undrawable[:20]}, shown as □: install one that does, "
+            "such as Noto Sans CJK"
+        )
     print(options.out)
     return 0
 

@@ -8,6 +8,7 @@ here each becomes a `UserError`, with the name that was probably meant.
 """
 
 import dataclasses
+import errno
 import itertools
 import os
 import typing
@@ -179,12 +180,14 @@ def explained(error: Exception) -> tuple[str, int]:
     if isinstance(error, OSError) and error.filename is not None:
         what = f"file {error.filename}: {error.strerror}"
         return f"{what}: check the path, its permissions and the space left", 2
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return "output cannot be written, no space is left: free some, or write elsewhere", 2
     return f"internal: {type(error).__name__}: {text or 'no message'}, run again with --debug", 1
 
 
-def speak_utf8(stream: TextIO) -> None:
-    """Print any text, though the locale may know nothing but ASCII."""
-    if (stream.encoding or "").lower().replace("-", "") != "utf8":
+def speak_utf8(stream: TextIO | None) -> None:
+    """Print any text, though the locale may know nothing but ASCII; None is a closed stream."""
+    if stream is not None and (stream.encoding or "").lower().replace("-", "") != "utf8":
         with suppress(AttributeError, ValueError):  # a stand-in for the stream, as in a notebook
             stream.reconfigure(encoding="utf-8")  # type: ignore[attr-defined, unused-ignore]
 

@@ -38,7 +38,7 @@ def choose_compile(wish: str, model: MiniGPT, run_pass: Pass) -> tuple[bool, str
     Returns whether it is compiled now, and one line that says so.
     """
     if wish == "off":
-        return False, "running eagerly, as asked"
+        return False, "running eagerly: compile is off"
     eager, compiled = (Objective(copy.deepcopy(model)).train() for _ in range(2))
     seconds: dict[Objective, float] = {eager: math.inf, compiled: math.inf}
     try:

@@ -48,6 +48,10 @@ class UserError(ValueError):
     """
 
 
+# The most that a size or a budget may be: beyond it PyTorch's own counters overflow.
+LARGEST = 2**31 - 1
+
+
 def closest(name: str, choices: Iterable[str]) -> str:
     """Return ` (did you mean X?)` for the choice that looks most like `name`, or nothing."""
     near = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)
@@ -87,10 +91,11 @@ def require(condition: bool, message: str) -> None:
         raise UserError(message)
 
 
-def _require_positive(config: object, *names: str) -> None:
+def _require_positive(config: object, *names: str, most: float = LARGEST) -> None:
     for name in names:
         value = getattr(config, name)
-        require(0 < value < math.inf, f"{name} is {value}: it must be greater than 0")
+        require(value > 0, f"{name} is {value}: it must be greater than 0")
+        require(value <= most, f"{name} is {value}: it must be at most {most:,}")
 
 
 def _require_share(config: object, *names: str) -> None:
@@ -112,8 +117,9 @@ class TokenizerConfig:
     def __post_init__(self) -> None:
         """Refuse a vocabulary that could not even hold the specials."""
         require(
-            self.vocab_size == 0 or self.vocab_size >= 5,
-            f"tokenizer.vocab_size is {self.vocab_size}: give 0 (every word) or at least 5",
+            self.vocab_size == 0 or 5 <= self.vocab_size <= LARGEST,
+            f"tokenizer.vocab_size is {self.vocab_size}: give 0 (every word) or at least 5, "
+            f"at most {LARGEST:,}",
         )
         require(
             self.kind != "bpe" or self.vocab_size >= 257,
@@ -174,13 +180,14 @@ class ModelConfig:
     def __post_init__(self) -> None:
         """Refuse sizes that do not fit together, naming the numbers."""
         _require_positive(
-            self, "context_length", "d_model", "n_heads", "n_layers", "tail_divisor", "norm_eps"
+            self, "context_length", "d_model", "n_heads", "tail_divisor", "norm_eps", "rope_base"
         )
-        _require_positive(self, "rope_base")
+        _require_positive(self, "n_layers", most=10_000)
         _require_share(self, "dropout", "attention_dropout")
         for name in ("vocab_size", "n_kv_heads", "d_head", "d_ff"):
             value = getattr(self, name)
             require(value >= 0, f"{name} is {value}: it must be greater than 0, or 0 to derive it")
+            require(value <= LARGEST, f"{name} is {value}: it must be at most {LARGEST:,}")
         require(
             self.d_head > 0 or self.d_model % self.n_heads == 0,
             f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}: "
@@ -263,11 +270,11 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         """Refuse rates and shares outside their range."""
-        _require_positive(self, "rate", "eps")
+        _require_positive(self, "rate", "eps", most=1_000)
         _require_share(self, "momentum", "beta1", "beta2", "warm_up", "final_rate")
         for name in ("matrix_rate", "matrix_weight_decay", "weight_decay", "clip"):
             value = getattr(self, name)
-            require(0 <= value < math.inf, f"{name} is {value}: it must be at least 0")
+            require(0 <= value <= 1_000, f"{name} is {value}: it must lie between 0 and 1,000")
         require(
             self.warm_up <= self.hold <= 1,
             f"hold is {self.hold}: it must lie between warm_up ({self.warm_up}) and 1",
@@ -322,9 +329,12 @@ class Config:
                 _require_positive(self, name)
         given = [n for n in BUDGETS if getattr(self, n) is not None]
         require(len(given) <= 1, f"{' and '.join(given)} are both given: one budget is enough")
-        _require_positive(self, "batch_size", "accumulation", "validations")
+        _require_positive(self, "batch_size", "accumulation", "validations", most=1_000_000)
         require(self.patience >= 0, f"patience is {self.patience}: it must be at least 0")
-        require(self.threads >= 0, f"threads is {self.threads}: it must be at least 0")
+        require(
+            0 <= self.threads <= 1_024,
+            f"threads is {self.threads}: it must lie between 0 and 1,024",
+        )
         require(0 <= self.seed < 2**32, f"seed is {self.seed}: it must lie between 0 and 2^32 - 1")
         require(
             self.batch_size % self.accumulation == 0,

@@ -71,8 +71,10 @@ def open_corpus(name: str) -> Corpus:
     path = _expanded(Path(name))
     if path.is_dir():
         return _folder(name, path)
-    if path.exists():
+    if path.is_file():
         return _file(name, path)
+    if path.exists():  # a pipe or a device may never end
+        raise UserError(f"data {name} is not a regular file: save the text to a .txt file first")
     names = corpus_names()
     if "/" in name or os.sep in name or path.suffix:
         raise UserError(f"data {name} does not exist: check the path")

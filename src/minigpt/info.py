@@ -296,18 +296,18 @@ def figure_rows(figures: Mapping[str, Any]) -> Rows:
     """Return figures as rows of a table, for people."""
     windows = "each window on its own" if figures["stride"] == figures["context"] else "overlapping"
     comparable = [
-        ("", f"{figures['word_perplexity']:.2f} per word"),
+        ("", f"{figures['word_perplexity']:,.2f} per word"),
         ("bits per byte", f"{figures['bits_per_byte']:.4f}"),
     ]
     if figures["tokenizer"] == "basic_english" or figures["unknown_share"]:
         comparable = []  # one <unk> for all rare words, or no capitals, would flatter both
     return [
         ("run", f"{figures['run']}, {figures['split']} of {figures['data']}"),
-        ("perplexity", f"{figures['token_perplexity']:.2f} per token"),
+        ("perplexity", f"{figures['token_perplexity']:,.2f} per token"),
         *comparable,
         ("nats", f"{figures['nats']:,.1f}"),
         ("tokens", f"{figures['tokens']:,}"),
-        ("words", f"{figures['words']:,}, line ends included"),
+        ("words", f"{figures['words']:,} between blanks, line ends included"),
         ("<unk>", f"{figures['unknown_share']:.2%} of the tokens"),
         ("context", f"{figures['context']}, stride {figures['stride']}: {windows}"),
         ("tokenizer", f"{figures['tokenizer']}, {figures['vocab_size']:,} entries"),

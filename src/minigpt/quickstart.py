@@ -28,6 +28,15 @@ SECONDS_TO_DOWNLOAD = 20
 WORDS_TO_SHOW = 60
 TOKENS_TO_DRAW = 24
 
+# A prompt, a text to look into and a longer training that suit what was learned.
+_EXAMPLES = {
+    "wikitext-2": ("The city", "The city was built in the north .", "wikitext2"),
+    "python-docs": (
+        "Return a",
+        "Return a list of the names in the module.",
+        "modern --data python-docs",
+    ),
+}
 _CLASSIC = "WikiText-2"
 _BUILT_IN = "the documentation inside this Python (python-docs)"
 
@@ -57,7 +66,7 @@ def quickstart(out: Path, *, minutes: float, seed: int, say: Callable[[str], Non
     picture = out / "attention.png"
     _draw(run, text, picture)
     say(f"Which word looks at which, in every head: {picture}")
-    say(_next_commands(out))
+    say(_next_commands(out, run.config.data))
     if finished.reason == "interrupted":
         say(f"Stopped before its time; go on with: minigpt train --resume {out}")
     say(f"All of this was learned from {data}.")
@@ -132,20 +141,21 @@ def _draw(run: Run, text: str, picture: Path) -> None:
     attention_maps(run.model, ids, run.tokenizer.pieces(ids)).save_png(picture)
 
 
-def _next_commands(out: Path) -> str:
+def _next_commands(out: Path, data: str) -> str:
     """Return what to type next, with what this shell needs to know first."""
     before = ""
     if shutil.which("minigpt") is None:  # as after `make run`, which knows where it put it
         before += f"  . {_relative(Path(sys.prefix) / 'bin' / 'activate')}\n"
-    if data := os.environ.get("MINIGPT_DATA"):
-        before += f"  export MINIGPT_DATA={data}\n"
+    if folder := os.environ.get("MINIGPT_DATA"):
+        before += f"  export MINIGPT_DATA={folder}\n"
+    prompt, text, longer = _EXAMPLES[data]
     return f"""
 Next:
-{before}  minigpt generate {out} --prompt "The city" --temperature 0.7
-  minigpt attention {out} "The city was built in the north ." --out attention.png
+{before}  minigpt generate {out} --prompt "{prompt}" --temperature 0.7
+  minigpt attention {out} "{text}" --out attention.png
   minigpt evaluate {out} --split test
-  minigpt train wikitext2 --minutes 10
-  minigpt train mini --data my_text.txt
+  minigpt train {longer} --minutes 10
+  minigpt train mini --data my_text.txt --tokenizer.kind bpe
 """
 
 

@@ -15,6 +15,7 @@ import dataclasses
 import math
 import platform
 import subprocess
+import textwrap
 import time
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +23,6 @@ from typing import Any, Self
 
 import torch
 from rich.console import Console
-from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
@@ -145,7 +145,7 @@ class Report:
         self.close()
         text = f"{event.step:,} steps in {clock(event.elapsed_seconds)} ({event.reason})"
         if valid is not None and started is not None:
-            text += f": valid {spoken(valid, started.tokenizer)}"
+            text += f": best valid {spoken(valid, started.tokenizer)}"
         self.line.say(text)
         _write(self.run_dir / "report.json", to_json(report, indent=2) + "\n")
 
@@ -187,7 +187,7 @@ class ProgressLine:
         """Show on console."""
         self.console = console
         self.rate = 0.0  # the learning rate at its highest
-        self.loss = math.nan  # a running mean, nats per token
+        self.losses, self.weights = 0.0, 0.0  # of a running mean over some 20 steps
         self.shown_at = -math.inf  # when the live line was last drawn, seconds
         self.next_tenth = 0.0  # of the progress, when the next plain line is due
         # Drawn by hand: a thread that redraws would take time from training at moments of its own.
@@ -218,15 +218,18 @@ class ProgressLine:
         self.console.print(Text(text), soft_wrap=True)
 
     def quote(self, sample: Sample) -> None:
-        """Print a sample of text, set off from the rest."""
-        text = Text(sample.prompt + sample.text, style="italic")
-        self.console.print(Padding(text, (0, 4)))
+        """Print a sample of text, set off from the rest, without its empty lines."""
+        for line in (sample.prompt + sample.text).splitlines():
+            for part in textwrap.wrap(line, max(20, self.console.width - 8)):
+                self.console.print(Text(f"    {part}", style="italic"), soft_wrap=True)
 
     def step(self, event: Stepped) -> None:
         """Show how far training is, at most four times a second or, as plain lines, ten in all."""
-        known = math.isfinite(self.loss) and math.isfinite(event.loss)
-        # One batch is noise; over some 20 of them a trend can be seen.
-        self.loss = 0.95 * self.loss + 0.05 * event.loss if known else event.loss
+        if math.isfinite(event.loss):
+            # One batch is noise; over some 20 of them a trend can be seen. Divided by the weights
+            # so far (as Adam's means are), the first losses count no more than their share.
+            self.losses = 0.95 * self.losses + event.loss
+            self.weights = 0.95 * self.weights + 1
         if self.console.is_terminal:
             now = time.monotonic()
             if now - self.shown_at > 0.25:
@@ -236,6 +239,11 @@ class ProgressLine:
         elif event.progress >= self.next_tenth:
             self.next_tenth = math.floor(event.progress * 10 + 1) / 10
             self.say(f"{100 * event.progress:3.0f} %  step {event.step:,}  {self._text(event)}")
+
+    @property
+    def loss(self) -> float:
+        """The running mean, nats per token; not a number before there was one."""
+        return self.losses / self.weights if self.weights else math.nan
 
     def _text(self, event: Stepped) -> str:
         return (

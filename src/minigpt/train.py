@@ -61,6 +61,8 @@ def train(
     else:
         state = new_training(config, run_dir, on_event, overwrite)
     on_event(_started(state))
+    if state.share_used() >= 1:
+        on_event(Noted("the budget of this run is used up: to train longer, start another"))
     with stop_requests() as stop_requested:
         reason = _learn(state, stop_requested)
         # In all other cases a validation has saved what there is to keep.
@@ -97,7 +99,7 @@ def _learn(state: TrainingState, stop_requested: Callable[[], bool]) -> str:
         set_rates(state.optimizers, factor)
         began_at = perf_counter()
         loss, norm = optimizer_step(state, state.batches[progress.step])
-        progress.count_step(loss)
+        progress.count_step(loss, perf_counter() - began_at)
         progress.elapsed_seconds = perf_counter() - clock
         state.on_event(_stepped(state, loss, norm, factor, perf_counter() - began_at))
         non_finite_steps = 0 if math.isfinite(norm) else non_finite_steps + 1

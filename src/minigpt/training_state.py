@@ -9,7 +9,7 @@ asked for: a run whose device is `auto` may go on elsewhere.
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -25,12 +25,12 @@ from minigpt.checkpoint import (
     load_weights,
     read_config,
     read_tokenizer,
-    write_json,
 )
 from minigpt.compilation import choose_compile, compile_blocks, seconds_per_pass
-from minigpt.config import Config, UserError, to_dict
+from minigpt.config import LARGEST, Config, UserError, from_dict, require
 from minigpt.corpus import open_corpus
 from minigpt.data import TokenStream, TrainingBatches, fit_tokenizer, prepare
+from minigpt.evaluate import Score
 from minigpt.events import Callback, Noted
 from minigpt.machine import choose_device, choose_precision, matrix_rates, set_threads
 from minigpt.model import MiniGPT, Objective
@@ -52,6 +52,8 @@ class Progress:
     n_validations: int = 0
     validation_seconds: float = 0.0
     """How long the latest validation took: the budget keeps as much for the last one."""
+    step_seconds: float = 0.0
+    """How long the fastest step took so far."""
     best: dict[str, Any] | None = None
     validations_since_best: int = 0
     skipped_steps: int = 0
@@ -60,9 +62,28 @@ class Progress:
     """Over the steps since the last validation, as many of them as loss_steps says."""
     loss_steps: int = 0
 
-    def count_step(self, loss: float) -> None:
+    @classmethod
+    def restored(cls, tree: Any) -> "Progress":
+        """Return what a checkpoint holds. Raises UserError for what no run can have noted."""
+        require(isinstance(tree, dict), "progress is not a table")
+        tree = dict(tree)
+        best = tree.pop("best", None)
+        figures = {figure.name for figure in fields(Score)}
+        whole = best is None or (isinstance(best, dict) and set(best) == figures)
+        require(whole, "best is not a score")
+        require("step" in tree, "step is missing")
+        progress = from_dict(cls, tree)
+        for name in ("step", "n_validations", "validations_since_best", "loss_steps"):
+            value = getattr(progress, name)
+            require(0 <= value <= LARGEST, f"{name} is {value}")
+        if best is not None:
+            progress.best = asdict(from_dict(Score, best))
+        return progress
+
+    def count_step(self, loss: float, seconds: float) -> None:
         """Count a step, and its loss where it is finite: one bad batch must not spoil the mean."""
         self.step += 1
+        self.step_seconds = min(self.step_seconds or seconds, seconds)
         if math.isfinite(loss):
             self.loss_sum += loss
             self.loss_steps += 1
@@ -95,9 +116,12 @@ class TrainingState:
         """Return the share of the budget that is used up, 0 to 1: rates and validations obey it."""
         config, progress = self.config, self.progress
         if config.minutes is not None:
-            # The last validation begins when the share is 1: its time is kept back, once known.
-            seconds = max(60 * config.minutes - progress.validation_seconds, 1e-9)
-            return min(progress.elapsed_seconds / seconds, 1.0)
+            # The last validation begins when the share is 1: its time is kept back. Before there
+            # was one, half a step is reckoned for as many tokens: forward is half the work.
+            n_steps = len(self.valid.ids) / (config.batch_size * config.model.context_length)
+            reckoned = n_steps * progress.step_seconds / 2
+            reserve = min(progress.validation_seconds or reckoned, 30 * config.minutes)
+            return min(progress.elapsed_seconds / (60 * config.minutes - reserve), 1.0)
         return min(progress.step / self.total_steps(), 1.0)
 
     def total_steps(self) -> int:
@@ -118,7 +142,7 @@ def new_training(
     """Build a run from its config: data, tokenizer, model, and what `auto` leaves open.
 
     Raises UserError for whatever a user can mend. The run folder is made, and an old one replaced,
-    only when data and sizes are known to be good.
+    last of all: whatever goes wrong before costs nothing.
     """
     # Before any work is done for nothing.
     if config.minutes is None and config.epochs is None and config.steps is None:
@@ -135,7 +159,6 @@ def new_training(
     batches = TrainingBatches(
         train_stream, config.model.context_length, config.batch_size, config.seed
     )
-    create_run_folder(run_dir, config, tokenizer, overwrite=overwrite)
     _note_unknown(train_stream, valid_stream, on_event)
     torch.manual_seed(config.seed)
     model = MiniGPT(config.model).to(device)
@@ -154,10 +177,10 @@ def new_training(
     )
     began_at = perf_counter()
     compiled = _compiled(state)
-    state.config = replace(config, compile="on" if compiled else "off")
-    write_json(run_dir / "config.json", to_dict(state.config))
     # The trial of torch.compile is the user's time too.
     state.progress.elapsed_seconds = perf_counter() - began_at
+    state.config = replace(config, compile="on" if compiled else "off")
+    create_run_folder(run_dir, state.config, tokenizer, overwrite=overwrite)
     return state
 
 
@@ -206,6 +229,8 @@ def resumed_training(run_dir: Path, on_event: Callback) -> TrainingState:
     """
     config = read_config(run_dir)
     folder = checkpoint_folder(run_dir, "last")
+    if (run_dir / "best.json").exists():
+        checkpoint_folder(run_dir, "best")  # damaged, it would end the run at its next validation
     device = choose_device(config.device)
     set_threads(config.threads)
     corpus = open_corpus(config.data)
@@ -219,10 +244,11 @@ def resumed_training(run_dir: Path, on_event: Callback) -> TrainingState:
     # Last, since it puts the random generators back: the model above drew its weights from them.
     trainer = load_trainer(folder, optimizers)
     try:
-        progress = Progress(**trainer["progress"])
-    except (KeyError, TypeError):
+        progress = Progress.restored(trainer.get("progress"))
+    except UserError as error:
         raise UserError(
-            f"{folder / 'trainer.json'} does not say how far the run was: restore it from a copy"
+            f"{folder / 'trainer.json'} does not say how far the run was ({error}): "
+            "restore it from a copy"
         ) from None
     return TrainingState(
         config=config,
