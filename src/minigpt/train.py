@@ -7,6 +7,12 @@ The loop in `_learn` is the whole of it:
         nats of a batch → gradients → one step of each optimizer
         at equal parts of the budget: score all of valid, write a checkpoint
 
+What is learned is to predict: each position of a window is asked for the id that comes next, all of
+them at once, since the causal mask hides from each what it is asked for. The loss is the mean over
+those positions of −log p(next id), in nats; its exponential is the perplexity, the number of
+equally likely words that the model in effect hesitates between. It begins near the size of the
+vocabulary, or above it, and falls.
+
 What a user sees of it (console, metrics, samples, pictures) hangs on one callback, which is told
 the events of `minigpt.events` and asked nothing back.
 
@@ -75,12 +81,14 @@ def _learn(state: TrainingState, stop_requested: Callable[[], bool]) -> str:
     """Take one step after the other until something ends the run; return what did.
 
     That is one of the reasons that `Finished` knows: budget, patience, interrupted, non-finite.
+    Whatever the budget is counted in, the loop knows only the share of it that is used: rates rise
+    and fall with that share, and validations come at equal parts of it.
     """
     config, progress = state.config, state.progress
     # When the run would have begun, had it never been broken off.
     clock = perf_counter() - progress.elapsed_seconds
     non_finite_steps = 0  # in a row
-    state.objective.train()
+    state.objective.train()  # dropout on; evaluation switches it off for itself and on again
     if 0 < config.patience <= progress.validations_since_best:
         return "patience"  # a run that had ended already is resumed
     while True:
@@ -95,9 +103,11 @@ def _learn(state: TrainingState, stop_requested: Callable[[], bool]) -> str:
         share = state.share_used()
         if share >= 1:
             return "budget"
+        # One factor for all rates: how Muon's and AdamW's compare is a choice of the config.
         factor = rate_factor(share, config.optim)
         set_rates(state.optimizers, factor)
         began_at = perf_counter()
+        # The step's number is all that says which windows it sees, also after a resume.
         loss, norm = optimizer_step(state, state.batches[progress.step])
         progress.count_step(loss, perf_counter() - began_at)
         progress.elapsed_seconds = perf_counter() - clock
@@ -124,6 +134,8 @@ def optimizer_step(state: TrainingState, batch: Batch) -> tuple[float, float]:
         torch.split(batch.inputs, size), torch.split(batch.targets, size), strict=True
     )
     for inputs, targets in micro_batches:
+        # Matrix products may be in bfloat16; weights, sums and the loss stay float32, so the
+        # backward pass, which mirrors what was done, needs no context of its own.
         with state.autocast():
             nats, _ = state.objective(inputs.to(state.device), targets.to(state.device))
         # Over the targets of the whole batch, not of this part: so the gradients, which add up, are
@@ -135,6 +147,8 @@ def optimizer_step(state: TrainingState, batch: Batch) -> tuple[float, float]:
     # strange batch would fill the optimizers' running means. The norm is that from before.
     limit = config.optim.clip if config.optim.clip > 0 else math.inf
     norm = nn.utils.clip_grad_norm_(parameters, limit).item()
+    # A single inf or NaN in a gradient would be in every weight after the step, and in the
+    # optimizers' running means for good.
     if math.isfinite(norm):
         for optimizer in state.optimizers:
             optimizer.step()
@@ -225,6 +239,8 @@ def _n_validations_due(state: TrainingState) -> int:
 def _validate(state: TrainingState) -> None:
     """Score all of valid, write a checkpoint, tell what came out.
 
+    All of it, each token once: random windows of valid would be cheaper, and noisier than the
+    differences that early stopping and the choice of the best checkpoint have to see.
     The result is noted in the progress before that is saved, so that a run that goes on from here
     neither validates again nor forgets what was best.
     """
@@ -233,6 +249,7 @@ def _validate(state: TrainingState) -> None:
     with state.autocast():
         score = evaluate(state.model, state.valid, state.tokenizer.eos_id)
     before = progress.best
+    # A score that is not a number is beaten by any other, and beats none.
     is_best = before is None or math.isnan(before["nats"]) or score.nats < before["nats"]
     progress.n_validations = _n_validations_due(state)
     progress.validations_since_best = 0 if is_best else progress.validations_since_best + 1
