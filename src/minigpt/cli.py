@@ -41,6 +41,7 @@ from minigpt.config import UserError, closest, load_preset
 if TYPE_CHECKING:
     from minigpt.checkpoint import Run
     from minigpt.corpus import Split
+    from minigpt.data import TokenStream
     from minigpt.evaluate import Score
     from minigpt.tokenizer import Tokenizer
 
@@ -174,7 +175,8 @@ def _train(args: list[str]) -> int:
     assert end is not None
     if end.valid is not None:  # else it was stopped before its first validation
         context = run.config.model.context_length
-        _print_score(run, "valid", end.valid, context=context, stride=context)
+        stream = _stream(run, "valid")
+        _print_score(run, "valid", stream, end.valid, context=context, stride=context)
     if end.reason == "interrupted":
         _note(f"stopped and saved; go on with: minigpt train --resume {run_dir}")
         return 130
@@ -185,11 +187,9 @@ def _train(args: list[str]) -> int:
 def _evaluate(args: list[str]) -> int:
     options = parse(EvaluateOptions, args, "minigpt evaluate")
     run = open_run(options.run, options.device, options.threads)
-    from minigpt.corpus import open_corpus
-    from minigpt.data import prepare
     from minigpt.evaluate import evaluate
 
-    stream = prepare(open_corpus(run.config.data), options.split, run.tokenizer)
+    stream = _stream(run, options.split)
     longest = run.config.model.context_length
     context = longest if options.context is None else options.context
     stride = context if options.stride is None else options.stride
@@ -201,19 +201,33 @@ def _evaluate(args: list[str]) -> int:
         stride=stride,
         batch_size=options.batch_size,
     )
-    _print_score(run, options.split, score, context=context, stride=stride, as_json=options.json)
+    _print_score(
+        run, options.split, stream, score, context=context, stride=stride, as_json=options.json
+    )
     return 0
 
 
-def _print_score(
-    run: "Run", split: "Split", score: "Score", *, context: int, stride: int, as_json: bool = False
-) -> None:
-    """Print a score with all that it depends on."""
+def _stream(run: "Run", split: "Split") -> "TokenStream":
+    """Return a split of the text that a run learned from, as its model reads it."""
     from minigpt.corpus import open_corpus
     from minigpt.data import prepare
+
+    return prepare(open_corpus(run.config.data), split, run.tokenizer)
+
+
+def _print_score(
+    run: "Run",
+    split: "Split",
+    stream: "TokenStream",
+    score: "Score",
+    *,
+    context: int,
+    stride: int,
+    as_json: bool = False,
+) -> None:
+    """Print a score of stream with all that it depends on."""
     from minigpt.info import figure_rows, figures
 
-    stream = prepare(open_corpus(run.config.data), split, run.tokenizer)
     found = figures(run, split, stream, score, context=context, stride=stride)
     if as_json:
         _print_json(found)
