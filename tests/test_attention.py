@@ -126,6 +126,43 @@ def test_no_mask_hides_nothing():
         assert torch.equal(module(q, k, v, mask)[1], weights)
 
 
+@pytest.mark.parametrize("shape", [(S,), (1, S), (T, 1), (T, S), (H, T, S), (B, 1, 1, S)])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float16])
+def test_any_mask_of_0_and_1_that_broadcasts_is_taken(shape, dtype):
+    q, k, v = qkv()
+    mask = random_mask(*shape)
+    output, weights = ScaledDotProductAttention(0.0)(q, k, v, mask.to(dtype))
+    expected, their_weights = attention(q, k, v, mask.expand(B, H, T, S))
+    assert torch.equal(output, expected)
+    assert torch.equal(weights, their_weights)
+
+
+@pytest.mark.parametrize("shape", [(S, T), (T, S + 1), (B, T, S), (1, B, H, T, S), (T, 0)])
+def test_a_mask_of_another_shape_is_refused(shape):
+    with pytest.raises(ValueError, match=rf"mask has shape \({shape[0]}, .*broadcasts to \({B}, "):
+        ScaledDotProductAttention()(*qkv(), torch.ones(shape))
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        torch.zeros(T, T).masked_fill(~causal_mask(T, T), float("-inf")),  # as nn.Transformer has
+        torch.ones(T, T).tril() * -1e9,
+        torch.full((T, T), float("nan")),
+        torch.arange(T * T).view(T, T),
+    ],
+)
+def test_a_mask_that_is_to_be_added_is_refused(mask):
+    with pytest.raises(ValueError, match="numbers other than 0 and 1: give 0 where"):
+        ScaledDotProductAttention()(*qkv(T, T), mask)
+    ours, _ = multi_head()
+    x = torch.randn(B, T, D)
+    with pytest.raises(ValueError, match="numbers other than 0 and 1"):
+        ours(x, x, x, mask)
+    with pytest.raises(ValueError, match=r"mask has shape \(2, 1, 13, 7\)"):
+        ours(x, x, x, torch.ones(B, S, T))
+
+
 @pytest.mark.parametrize("kind", ["none", "self", "cross", "per text", "per head", "causal"])
 def test_multi_head_attention_is_pytorchs(kind):
     ours, theirs = multi_head()

@@ -10,7 +10,7 @@ loss it looks into a cluster only where the target lies there: on WikiText-2 a f
 The (B·T, V) matrix of logits would be the largest thing in memory by far (4,096 positions × 33,278
 words are 545 MB, and as much again for its gradient), so the loss is worked off in chunks of rows.
 
-N rows, B·T of them in training · D d_model · V vocabulary
+B batch · T sequence · N rows, B·T of them in training · D d_model · V vocabulary
 """
 
 from collections.abc import Sequence

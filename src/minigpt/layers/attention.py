@@ -9,7 +9,7 @@ what a decoder-only model makes of it: which positions are visible, the same sum
 cache of keys and values, and `CausalSelfAttention`, which is the attention of Mini-GPT.
 
 B batch · T queries in sequence · S keys, T of them in self-attention · D d_model · H heads
-G key heads, H of them unless queries share keys · K d_head
+G key heads, H of them unless queries share keys · K d_head · L layers, in the cache alone
 """
 
 import math
@@ -48,6 +48,23 @@ def attention(
     return F.dropout(weights, dropout) @ v, weights  # (B, H, T, K), (B, H, T, S)
 
 
+def _check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
+    """Raise ValueError unless mask holds only 0 and 1 and broadcasts to shape (…, T, S)."""
+    sizes = zip(reversed(mask.shape), reversed(shape), strict=False)
+    if mask.dim() > len(shape) or any(size not in (1, wanted) for size, wanted in sizes):
+        raise ValueError(
+            f"mask has shape {tuple(mask.shape)}: give one that broadcasts to {shape}, "
+            "a row for each query and a column for each key"
+        )
+    # Other code bases *add* their mask to the scores: 0 where one may look, -inf where not. Read
+    # as ours, such a mask would hide the past and show the future, and the loss would look fine.
+    if mask.dtype != torch.bool and not ((mask == 0) | (mask == 1)).all():
+        raise ValueError(
+            "mask has numbers other than 0 and 1: give 0 where a position is hidden, 1 elsewhere; "
+            "of a mask that is to be added, give mask == 0"
+        )
+
+
 class ScaledDotProductAttention(nn.Module):
     """Equation 1 as a module, with a mask that says who is hidden and dropout on the weights."""
 
@@ -62,8 +79,12 @@ class ScaledDotProductAttention(nn.Module):
 
         q   (…, T, K)    k, v   (…, S, K)
         mask   broadcastable to (…, T, S); where it is 0 (or False) is hidden; None hides nothing
+        Raises ValueError for a mask of another shape or with numbers other than 0 and 1.
         """
-        visible = torch.ones((), dtype=torch.bool, device=q.device) if mask is None else mask != 0
+        visible = torch.ones((), dtype=torch.bool, device=q.device)
+        if mask is not None:
+            _check_mask(mask, (*q.shape[:-1], k.size(-2)))
+            visible = mask != 0
         # Spelt out to (…, T, S), since `attention` asks of each row whether it sees anything.
         visible = visible.expand(*visible.shape[:-2], q.size(-2), k.size(-2))
         return attention(q, k, v, visible, self.dropout if self.training else 0.0)
@@ -109,7 +130,8 @@ class MultiHeadAttention(nn.Module):
         """Return the output (B, T, D) and the weights (B, H, T, S) of every head.
 
         query   (B, T, D)    key, value   (B, S, D); the same as query in self-attention
-        mask    (T, S), (B, T, S) or (B, H, T, S); where it is 0 is hidden
+        mask    (T, S), (B, T, S) or (B, H, T, S); where it is 0 is hidden. Padding is the same for
+                every query, (B, 1, S): see `padding_mask` in minigpt.transformer.
         """
         if mask is not None and mask.dim() == 3:
             mask = mask.unsqueeze(1)  # (B, 1, T, S): one mask for all heads
@@ -123,7 +145,9 @@ class MultiHeadAttention(nn.Module):
 def causal_mask(n_queries: int, n_keys: int, device: torch.device | None = None) -> Tensor:
     """Return which positions are visible, (n_queries, n_keys) bool: none that comes later.
 
-    The queries are the last of the keys' positions, so a single query sees all keys.
+    In training every position of a text is an exercise, all answered in one pass; the mask is what
+    keeps each from reading its own answer one place further on. In decoding nothing later exists
+    yet: the queries are the last of the keys' positions, and a single query sees all keys.
     """
     visible = torch.ones(n_queries, n_keys, dtype=torch.bool, device=device)
     return visible.tril(n_keys - n_queries)
@@ -170,8 +194,11 @@ def fast_causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0)
 class KeyValueCache:
     """The keys and values of what was read already, so that a new word costs one position, not T.
 
-    Exact, because nothing later is ever visible: what a position computed does not change when the
-    text grows. The buffers have their full size from the start; nothing is allocated per word.
+    Exact, not an approximation: nothing later is ever visible, so no vector of a position that was
+    read depends on what follows it, in the first layer nor, layer by layer, in any other. When the
+    text grows, its keys and values would only be computed again, to the same numbers.
+
+    The buffers have their full size from the start; nothing is allocated per word.
     """
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:

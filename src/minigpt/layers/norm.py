@@ -4,6 +4,8 @@ In: x (B, T, D), or any tensor whose last axis is D. Out: the same shape.
 
 LayerNorm is what the paper and GPT-2 use, RMSNorm what most models since Llama do. Both look at one
 position alone, so neither can carry anything from one position to another.
+
+B batch · T sequence · D d_model · H heads · K d_head
 """
 
 import torch
