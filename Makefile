@@ -1,5 +1,7 @@
 # make run    set up, then: data → a few minutes of training → perplexity, text, attention picture
 # make test   set up, then: style, types, fast tests      make test-all   the slow tests too
+# make docs   draw the diagrams again from the code, build the site in site/
+# make lab    set up, then open the notebooks in Jupyter
 # make clean  take .venv and every cache away
 # Each sets up what it needs in .venv by itself and does so again when the requirements change.
 
@@ -12,7 +14,7 @@ ifneq ($(wildcard ../shared/wikitext-2/wiki.train.tokens),)
 export MINIGPT_DATA ?= $(abspath ../shared)
 endif
 
-.PHONY: run test test-all lint clean
+.PHONY: run test test-all lint docs lab clean
 .DELETE_ON_ERROR:
 
 run: .venv/run.stamp
@@ -29,6 +31,13 @@ lint: .venv/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: .venv/dev.stamp
+	$(BIN)/python tools/diagrams.py
+	$(BIN)/python -m mkdocs build --strict --site-dir site
+
+lab: .venv/lab.stamp
+	$(BIN)/jupyter lab notebooks
+
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo 'error: $(PYTHON) is too old: install Python 3.11 or newer, or name one: make PYTHON=python3.12 …' >&2; exit 2; }
@@ -42,5 +51,9 @@ lint: .venv/dev.stamp
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@ .venv/run.stamp
 
+.venv/lab.stamp: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[lab]'
+	@touch $@ .venv/run.stamp
+
 clean:
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

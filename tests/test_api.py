@@ -101,6 +101,18 @@ def test_evaluate_and_generate(run: minigpt.Run) -> None:
         minigpt.evaluate(run, context=0)
 
 
+def test_attention(run: minigpt.Run) -> None:
+    maps = minigpt.attention(run, "a b a c")
+    assert isinstance(maps, minigpt.AttentionMaps)
+    assert maps.tokens == ["a", "b", "a", "c"]
+    assert maps.weights.shape == (1, H, 4, 4)
+    again = minigpt.attention(run, "a b d")  # what comes later changes no row
+    torch.testing.assert_close(again.weights[..., :2, :2], maps.weights[..., :2, :2])
+    for text, n_tokens in (("", 0), ("a " * 8, 8)):
+        with pytest.raises(minigpt.UserError, match=f"has {n_tokens} tokens: give from 1 to {T}"):
+            minigpt.attention(run, text)
+
+
 def test_events_and_resume(run: minigpt.Run, tmp_path: Path) -> None:
     events: list[Event] = []
     settings = {"steps": 2, "seed": 5}

@@ -1,13 +1,13 @@
 """Attention made visible: the weights are those that were used, and nothing stays behind."""
 
 import copy
-import warnings
+import json
 
 import pytest
 import torch
-from matplotlib.image import imread
 
 from minigpt.attention_maps import AttentionMaps, attention_maps, recorded
+from minigpt.attention_page import numbers
 from minigpt.config import ModelConfig, UserError
 from minigpt.layers.attention import fast_causal_attention
 from minigpt.model import MiniGPT
@@ -173,54 +173,125 @@ def test_entropy_tells_a_pointed_head_from_a_wide_one():
     torch.testing.assert_close(entropy, torch.tensor([[1.0, 0.0]]))
 
 
-@pytest.mark.parametrize(
-    ("n_layers", "n_heads", "tokens"),
-    [
-        (1, 1, ["alone"]),
-        (2, 3, ["the", "cat", "sat"]),
-        (3, 2, ["$x$", "$", "语", "😊", "␣a", "\n", "\t", "", "a_very_long_token_indeed", "_^{"]),
-        (2, 1, [f"w{i}" for i in range(97)]),
-    ],
-)
-def test_a_picture_is_drawn_of_any_text_without_a_warning(tmp_path, n_layers, n_heads, tokens):
-    path = tmp_path / "new" / "attention.png"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        some_maps(n_layers, n_heads, tokens).save_png(path)
-    picture = imread(path)
-    assert min(picture.shape[:2]) > 700
-    assert picture.std() > 0.05
-    assert [p.name for p in path.parent.iterdir()] == ["attention.png"]
-
-
-def test_one_layer_or_head_can_be_drawn_alone(tmp_path):
-    maps = some_maps(2, 3, ["the", "cat", "sat"])
-    for name, more in {
-        "all": {},
-        "row": {"layer": 1},
-        "column": {"head": 2},
-        "one": {"layer": 1, "head": 2},
+def test_a_view_begins_with_the_most_decided_of_the_chosen_heads():
+    maps = some_maps(3, 5, ["the", "cat", "sat"])
+    weights = maps.weights.clone()
+    weights[1, 3] = torch.eye(3)  # nothing is more decided
+    weights[2, 4] = torch.tensor([[1, 0, 0], [1, 0, 0], [0.01, 0.01, 0.98]])
+    maps = AttentionMaps(weights, maps.tokens)
+    for chosen, first in {
+        (None, None): (1, 3),
+        (1, None): (1, 3),
+        (2, None): (2, 4),
+        (None, 4): (2, 4),
+        (0, 2): (0, 2),
     }.items():
-        maps.save_png(tmp_path / f"{name}.png", **more)
-    width = {path.stem: imread(path).shape[1] for path in tmp_path.iterdir()}
-    assert width["one"] < width["column"] <= width["row"] <= width["all"]
-    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 4
+        selection = maps.select(*chosen)
+        assert selection.first_name == "Layer {}, head {}".format(*first)
+        assert torch.equal(selection.first_weights, weights[first])
+        assert selection.of == (3, 5)
+        assert len(selection.layers) == (3 if chosen[0] is None else 1)
+        assert selection.weights.shape[:2] == (len(selection.layers), len(selection.heads))
+
+
+def test_a_single_token_has_a_first_head_too():
+    maps = some_maps(2, 3, ["alone"])
+    assert maps.entropy().isnan().all()
+    assert maps.select().first_name == "Layer 0, head 0"
+    assert maps.select(1).first_name == "Layer 1, head 0"
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("layer", "head", "message"),
     [
-        ({"layer": 2}, "layer is 2: the model has layers 0 to 1"),
-        ({"head": -1}, "head is -1: the model has heads 0 to 2"),
+        (2, None, "layer is 2: the model has layers 0 to 1"),
+        (-1, 0, "layer is -1: the model has layers 0 to 1"),
+        (None, 3, "head is 3: the model has heads 0 to 2"),
+        (0, -1, "head is -1: the model has heads 0 to 2"),
     ],
 )
-def test_a_layer_that_is_not_there_is_refused(tmp_path, more, message):
-    with pytest.raises(UserError, match=message):
-        some_maps(2, 3, ["the", "cat"]).save_png(tmp_path / "a.png", **more)
+def test_a_layer_or_head_that_is_not_there_is_refused_by_every_view(tmp_path, layer, head, message):
+    maps = some_maps(2, 3, ["the", "cat"])
+    for view in (maps.select, maps.heat_map, maps.html):
+        with pytest.raises(UserError, match=message):
+            view(layer, head)
+    for name in ("a.png", "a.html", "a.json"):
+        with pytest.raises(UserError, match=message):
+            maps.save(tmp_path / name, layer, head)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path):
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (torch.ones(3, 1, 1), r"weights are of shape \(3, 1, 1\): give \(layers, heads, T, T\)"),
+        (torch.ones(1, 1, 1, 2), "weights are of shape"),
+        (torch.full((1, 1, 2, 2), 0.5), "look at what comes later"),
+    ],
+)
+def test_weights_that_no_view_could_show_are_refused(weights, message):
+    with pytest.raises(UserError, match=message):
+        AttentionMaps(weights, ["x"] * weights.size(-1))
+
+
+def test_a_model_that_has_diverged_is_told_apart_from_one_that_looks_nowhere():
+    model = make_model()
+    with torch.no_grad():
+        model.blocks[1].attention.key.weight[3, 5] = torch.nan
+    with pytest.raises(UserError, match="the model's attention is not finite"):
+        attention_maps(model, random_ids(T).tolist())
+
+
+def test_the_end_of_a_name_says_what_is_written(tmp_path):
+    maps = some_maps(2, 3, ["the", "cat", "sat"])
+    for name in ("a.png", "a.PNG", "new/a.html", "a.json"):
+        maps.save(tmp_path / name, head=2)
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "a.PNG").read_bytes()
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "new" / "a.html").read_text(encoding="utf-8") == maps.html(head=2)
+    told = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    assert told["heads"] == [2]
+    assert told["entropy"] == [[pytest.approx(e, abs=1e-6)] for e in maps.entropy()[:, 2].tolist()]
+    maps.save(str(tmp_path / "text.json"))  # a path may be text
+    for name in ("a.pdf", "a", ".png"):
+        with pytest.raises(
+            UserError, match=r"path is .*: give a name that ends in \.png, \.html or"
+        ):
+            maps.save(tmp_path / name)
+    assert len(list(tmp_path.iterdir())) == 5  # and nothing half written
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.html", "a.json"])
+def test_a_place_that_cannot_be_written_is_named(tmp_path, name):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match=r"picture .*a\.png cannot be written"):
-        some_maps(1, 1, ["the"]).save_png(tmp_path / "file" / "a.png")
+    (tmp_path / name).mkdir()
+    for path in (tmp_path / "file" / name, tmp_path / name):
+        with pytest.raises(UserError, match=rf"{name} cannot be written: .*, name another place"):
+            some_maps(1, 1, ["the"]).save(path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_json_holds_the_weights_and_names_what_they_are():
+    maps = some_maps(2, 3, ["the", "ca\nt", "语"])
+    told = numbers(maps.select(layer=1), maps.entropy()[[1]])
+    told = json.loads(json.dumps(told, allow_nan=False))
+    assert told["tokens"] == maps.tokens
+    assert (told["n_layers"], told["n_heads"]) == (2, 3)
+    assert (told["layers"], told["heads"]) == ([1], [0, 1, 2])
+    weights = torch.tensor(told["weights"], dtype=torch.float64)
+    torch.testing.assert_close(weights, maps.weights[[1]].double(), atol=5e-7, rtol=0)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(1, 3, 3).double(), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        torch.tensor(told["entropy"]), maps.entropy()[[1]], atol=1e-6, rtol=0
+    )
+    assert max(len(str(w)) for w in weights.flatten().tolist()) <= 8  # 0.123456
+
+
+def test_json_knows_no_nan(tmp_path):
+    some_maps(2, 3, ["alone"]).save(tmp_path / "a.json")
+    told = json.loads((tmp_path / "a.json").read_text(), parse_constant=pytest.fail)
+    assert told["entropy"] == [[None] * 3] * 2
+
+
+def test_a_notebook_is_told_little_beside_the_page():
+    assert repr(some_maps(2, 3, ["the", "cat"])) == "AttentionMaps(tokens=['the', 'cat'])"

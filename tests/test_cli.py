@@ -440,12 +440,110 @@ def test_windows_that_cannot_be(
     failed(["evaluate", str(run_dir), *flags.split()], capsys)
 
 
-def test_attention(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["attention", str(run_dir), "the city of stone", "--out", "a/b.png"]) == 0
-    assert capsys.readouterr().out == f"{Path('a/b.png')}\n"
-    assert Path("a/b.png").read_bytes().startswith(b"\x89PNG")
-    for argv in (["", ""], ["the " * 9, ""], ["the", "--layer=1"], ["the", "--head=-1"]):
-        failed(["attention", str(run_dir), *filter(None, argv[1:]), "--", argv[0]], capsys)
+def test_attention_is_printed(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["attention", str(run_dir), "the city of stone"]) == 0
+    out, err = capsys.readouterr()
+    assert re.match(r"Layer 0, head [01] \(counted from 0\), of 1 layer with 2 heads\n", out)
+    assert "\x1b" not in out  # no terminal, no colour
+    for word in ("the", "city", "of", "stone"):
+        assert len(re.findall(rf"\b{word}\b", out)) >= 2  # it looks, and is looked at
+    assert "--layer 0 to 0 and --head 0 to 1" in err
+    assert "--out attention.html" in err
+    assert not list(Path().iterdir())  # and nothing is written
+    assert cli.main(["attention", str(run_dir), "the city of stone", "--head", "1"]) == 0
+    assert capsys.readouterr().out.startswith("Layer 0, head 1 ")
+
+
+@pytest.mark.parametrize("name", ["a/b.png", "b.html", "b.json"])
+def test_attention_is_written_besides(
+    run_dir: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["attention", str(run_dir), "the city of stone"]) == 0
+    printed = capsys.readouterr().out
+    assert cli.main(["attention", str(run_dir), "the city of stone", "--out", name]) == 0
+    assert capsys.readouterr().out == f"{printed}{Path(name)}\n"  # a folder on the way is made
+    begins = {".png": b"\x89PNG", ".html": b"<!doctype html>", ".json": b'{"tokens": ["the", '}
+    assert Path(name).read_bytes().startswith(begins[Path(name).suffix])
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "message"),
+    [
+        ("", "", "the text has 0 tokens: give from 1 to 8, the context"),
+        ("the " * 9, "", "the text has 9 tokens: give from 1 to 8, the context"),
+        ("the", "--layer=1", "layer is 1: the model has layers 0 to 0"),
+        ("the", "--layer -1", "layer is -1: "),
+        ("the", "--head=2 --out a.html", "head is 2: the model has heads 0 to 1"),
+        ("the", "--head=-1", "head is -1: "),
+        ("the", "--out a.pdf", "--out is a.pdf: give a name that ends in .png, .html or .json"),
+        ("the", "--out a", "--out is a: "),
+        ("the", "--out file/a.png", "cannot be written: "),
+        ("the", "--out file/a.html", "cannot be written: "),
+        ("the", "--out folder.json", "cannot be written: "),
+    ],
+)
+def test_attention_that_cannot_be(
+    run_dir: Path, text: str, flags: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("file").touch()
+    Path("folder.json").mkdir()
+    assert message in failed(["attention", str(run_dir), *flags.split(), "--", text], capsys)
+    assert {path.name for path in Path().iterdir()} == {"file", "folder.json"}
+
+
+@pytest.mark.parametrize("text", ["quokka", "Quokka wombat"])
+def test_attention_of_words_that_the_model_does_not_know(
+    run_dir: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    n_words = len(text.split())
+    assert cli.main(["attention", str(run_dir), text, "--out", "a.json"]) == 0
+    out, err = capsys.readouterr()
+    assert f"note: {n_words} of {n_words} tokens are not in the vocabulary" in err
+    assert out.count("<unk>") == 2 * n_words
+    assert json.loads(Path("a.json").read_text())["tokens"] == ["<unk>"] * n_words
+
+
+@pytest.mark.parametrize(
+    ("environment", "colored"),
+    [
+        ({}, True),
+        ({"NO_COLOR": "1"}, False),
+        ({"NO_COLOR": ""}, True),  # as no-color.org has it: when set to something
+        ({"TERM": "dumb"}, False),
+    ],
+)
+def test_attention_is_in_colour_on_a_terminal_alone(
+    run_dir: Path,
+    environment: dict[str, str],
+    colored: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert cli.main(["attention", str(run_dir), "the city"]) == 0
+    assert ("\x1b[" in capsys.readouterr().out) == colored
+
+
+def test_attention_fits_the_terminal(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    widths = []
+    for columns in (30, 100):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert cli.main(["attention", str(run_dir), "the city of two old men by a"]) == 0
+        widths.append(max(map(len, capsys.readouterr().out.splitlines())))
+    assert widths[0] <= 30 < widths[1] <= 100
+
+
+def test_attention_where_streams_know_only_ascii(run_dir: Path) -> None:
+    argv = ("-m", "minigpt", "attention", str(run_dir), "the city of stone")
+    done = run_python(*argv, PYTHONUTF8="0", LC_ALL="C", PYTHONIOENCODING="ascii", LANG="C")
+    assert done.returncode == 0, done.stderr
+    assert "█" in done.stdout
 
 
 def test_tokenize(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

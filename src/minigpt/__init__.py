@@ -18,11 +18,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minigpt.api import evaluate, generate, load, train
+    from minigpt.api import attention, evaluate, generate, heads, load, train
+    from minigpt.attention_maps import AttentionMaps
     from minigpt.checkpoint import Run
     from minigpt.config import Config, ModelConfig, OptimConfig, TokenizerConfig, UserError
     from minigpt.evaluate import Score
     from minigpt.generate import Sampling
+    from minigpt.head_roles import HeadRoles
     from minigpt.model import MiniGPT
     from minigpt.tokenizer import Tokenizer
 
@@ -33,6 +35,10 @@ _HOMES = {
     "train": "api",
     "evaluate": "api",
     "generate": "api",
+    "attention": "api",
+    "heads": "api",
+    "AttentionMaps": "attention_maps",
+    "HeadRoles": "head_roles",
     "Config": "config",
     "ModelConfig": "config",
     "OptimConfig": "config",
@@ -46,7 +52,9 @@ _HOMES = {
 }
 
 __all__ = [
+    "AttentionMaps",
     "Config",
+    "HeadRoles",
     "MiniGPT",
     "ModelConfig",
     "OptimConfig",
@@ -56,8 +64,10 @@ __all__ = [
     "Tokenizer",
     "TokenizerConfig",
     "UserError",
+    "attention",
     "evaluate",
     "generate",
+    "heads",
     "load",
     "train",
 ]

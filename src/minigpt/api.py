@@ -1,4 +1,4 @@
-"""The Python interface: what the commands do, as four functions.
+"""The Python interface: what the commands do, as functions.
 
     run = minigpt.train("mini", "runs/first", minutes=5, model={"d_model": 128})
     run = minigpt.load("runs/first")
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from minigpt.attention_maps import AttentionMaps, attention_maps
 from minigpt.checkpoint import Run
 from minigpt.config import Config, from_dict, load_preset
 from minigpt.corpus import Split, open_corpus
@@ -18,6 +19,7 @@ from minigpt.evaluate import Score
 from minigpt.evaluate import evaluate as evaluate_stream
 from minigpt.events import Event
 from minigpt.generate import Sampling, generate_text
+from minigpt.head_roles import HeadRoles, measure_heads
 from minigpt.machine import choose_device
 from minigpt.report import Report
 from minigpt.train import train as train_config
@@ -83,3 +85,22 @@ def generate(run: Run, prompt: str = "", **sampling: Any) -> str:
     sampling   as in `Sampling`: temperature, top_k, top_p, seed, max_new_tokens
     """
     return "".join(generate_text(run.model, run.tokenizer, prompt, Sampling(**sampling)))
+
+
+def attention(run: Run, text: str) -> AttentionMaps:
+    """Return where a run's model looks as it reads `text`; a notebook shows it as a page.
+
+    Raises UserError for a text without tokens, or with more than the model's context.
+    """
+    ids = run.tokenizer.encode(text)
+    return attention_maps(run.model, ids, run.tokenizer.pieces(ids))
+
+
+def heads(run: Run, split: Split = "valid", *, tokens: int | None = None) -> HeadRoles:
+    """Measure what each head of a run's model does on a split of its data; a table in a notebook.
+
+    tokens   about how many to look at; None: 16 windows of the model's context
+    Raises UserError for a split of fewer than two windows.
+    """
+    stream = prepare(open_corpus(run.config.data), split, run.tokenizer)
+    return measure_heads(run.model, run.tokenizer, stream.ids, tokens=tokens)

@@ -9,13 +9,14 @@ that help and mistakes come at once, without torch. Nothing else prints but `rep
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from minigpt.command_line import (
     explained,
@@ -32,6 +33,7 @@ from minigpt.command_options import (
     CheckOptions,
     EvaluateOptions,
     GenerateOptions,
+    HeadsOptions,
     InfoOptions,
     QuickstartOptions,
     TokenizeOptions,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from minigpt.data import TokenStream
     from minigpt.evaluate import Score
     from minigpt.tokenizer import Tokenizer
+    from minigpt.unknown_words import UnknownCost
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -136,6 +139,12 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
+def _in_color(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal that takes colours, and its reader wants them."""
+    wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return wanted and stream.isatty()
+
+
 def _print_rows(rows: Sequence[Sequence[str]]) -> None:
     """Print rows as columns, each as wide as it must be; the last may be of any length."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
@@ -187,7 +196,9 @@ def _train(args: list[str]) -> int:
 def _evaluate(args: list[str]) -> int:
     options = parse(EvaluateOptions, args, "minigpt evaluate")
     run = open_run(options.run, options.device, options.threads)
+    from minigpt.corpus import open_corpus
     from minigpt.evaluate import evaluate
+    from minigpt.info import unknown_cost
 
     stream = _stream(run, options.split)
     longest = run.config.model.context_length
@@ -202,7 +213,14 @@ def _evaluate(args: list[str]) -> int:
         batch_size=options.batch_size,
     )
     _print_score(
-        run, options.split, stream, score, context=context, stride=stride, as_json=options.json
+        run,
+        options.split,
+        stream,
+        score,
+        context=context,
+        stride=stride,
+        unknown=unknown_cost(run, open_corpus(run.config.data), options.split),
+        as_json=options.json,
     )
     return 0
 
@@ -223,12 +241,13 @@ def _print_score(
     *,
     context: int,
     stride: int,
+    unknown: "UnknownCost | None" = None,
     as_json: bool = False,
 ) -> None:
     """Print a score of stream with all that it depends on."""
     from minigpt.info import figure_rows, figures
 
-    found = figures(run, split, stream, score, context=context, stride=stride)
+    found = figures(run, split, stream, score, context=context, stride=stride, unknown=unknown)
     if as_json:
         _print_json(found)
     else:
@@ -268,21 +287,54 @@ def _generate(args: list[str]) -> int:
 
 def _attention(args: list[str]) -> int:
     options = parse(AttentionOptions, args, "minigpt attention")
-    if options.out.suffix.lower() != ".png":
-        raise UserError(f"--out is {options.out}: give a name that ends in .png")
-    run = open_run(options.run)
-    from minigpt.attention_maps import attention_maps
+    from minigpt.attention_maps import attention_maps, kind_of
 
+    kind = None if options.out is None else kind_of(options.out, "--out")
+    run = open_run(options.run)
     ids = run.tokenizer.encode(options.text)
     maps = attention_maps(run.model, ids, run.tokenizer.pieces(ids))
-    maps.save_png(options.out, layer=options.layer, head=options.head)
+    color = _in_color(sys.stdout)
+    width = shutil.get_terminal_size().columns
+    drawn = maps.heat_map(options.layer, options.head, width=width, color=color)
+    if options.out is not None:  # first, for if it fails there should be nothing but the error
+        maps.save(options.out, options.layer, options.head)
+    print(drawn)
     _note_unknown(options.text, run.tokenizer)
-    if maps.undrawable:
+    n_layers, n_heads = maps.weights.shape[:2]
+    _note(f"choose with --layer 0 to {n_layers - 1} and --head 0 to {n_heads - 1}")
+    if options.out is None:
+        _note("all heads at once: --out attention.html, or .png; their numbers: .json")
+    if kind == ".png" and maps.undrawable:
         _note(
             f"note: no font here has {maps.undrawable[:20]}, shown as □: install one that does, "
             "such as Noto Sans CJK"
         )
-    print(options.out)
+    if options.out is not None:
+        print(options.out)
+    return 0
+
+
+def _heads(args: list[str]) -> int:
+    options = parse(HeadsOptions, args, "minigpt heads")
+    if options.out is not None and options.out.suffix.lower() != ".png":
+        raise UserError(f"--out is {options.out}: give a name that ends in .png")
+    run = open_run(options.run, options.device, options.threads)
+    from minigpt.head_roles import measure_heads
+
+    ids = _stream(run, options.split).ids
+    say = _note if sys.stderr.isatty() else lambda _: None
+    heads = measure_heads(run.model, run.tokenizer, ids, tokens=options.tokens, say=say)
+    if options.json:
+        _print_json({"run": str(options.run), "split": options.split, **heads.to_json()})
+    else:
+        _print_rows(heads.table())
+        print()
+        _print_rows(heads.legend())
+        print("", *heads.summary(), sep="\n")
+    if options.out is not None:  # last: what was measured is not lost where it cannot be written
+        heads.save_png(options.out)
+        if not options.json:
+            print(options.out)
     return 0
 
 
@@ -347,7 +399,8 @@ COMMANDS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
     "train": ("train a model: minigpt train [PRESET] [--data D] [--minutes M] …", _train),
     "evaluate": ("the perplexity of a run on valid or test", _evaluate),
     "generate": ("text that a run's model writes after a prompt", _generate),
-    "attention": ("a picture of which word looks at which", _attention),
+    "attention": ("which word looks at which: in the terminal, a picture, a page", _attention),
+    "heads": ("what each head does, measured, and the loss without it", _heads),
     "tokenize": ("the ids and pieces of a text", _tokenize),
     "info": ("sizes, FLOPs, memory and figures of a run or a preset", _info),
     "check": ("test this installation, or a run", _check),

@@ -97,18 +97,40 @@ class GenerateOptions:
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """Draw which word looks at which, in every layer and head."""
+    """Show which word looks at which: one head in the terminal, all of them in a file."""
 
     run: RunPath
     """A run folder that `minigpt train` wrote."""
     text: Annotated[Positional[str], arg(metavar="TEXT")]
     """The text that the model reads."""
-    out: Path = Path("attention.png")
-    """The picture to write (.png)."""
+    out: Path | None = None
+    """Write a file besides, of a kind that its name tells: a picture (.png), a page to look around
+    in (.html) or the numbers (.json)."""
     layer: int | None = None
-    """Draw this layer only, counted from 0."""
+    """Show this layer only, counted from 0; default: all of them in the file, and in the terminal
+    the head that looks most decidedly."""
     head: int | None = None
-    """Draw this head only, counted from 0."""
+    """Show this head only, counted from 0."""
+
+
+@dataclass(frozen=True)
+class HeadsOptions:
+    """Measure what each head does on held-out text, and what the loss is without it."""
+
+    run: RunPath
+    """A run folder that `minigpt train` wrote."""
+    split: Literal["valid", "test", "train"] = "valid"
+    """The text to measure on."""
+    tokens: int | None = None
+    """About how many tokens of it to look at; default: 16 windows of the model's context."""
+    out: Path | None = None
+    """Draw a picture of the table besides (.png)."""
+    device: str = "auto"
+    """auto, cpu, cuda or mps."""
+    threads: int = 0
+    """CPU threads; 0: as many as there are cores to use."""
+    json: Switch = False
+    """Print one JSON object instead of the table."""
 
 
 @dataclass(frozen=True)
