@@ -1,6 +1,7 @@
 """The classic names behave as torchtext did."""
 
-from collections import Counter
+from collections import Counter, OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minigpt.config import UserError
-from minigpt.text import WikiText2, build_vocab_from_iterator, get_tokenizer
+from minigpt.text import Vocab, WikiText2, build_vocab_from_iterator, get_tokenizer, vocab
 
 SPECIALS = ["<unk>", "<pad>", "<bos>", "<eos>"]
 
@@ -37,6 +38,12 @@ def test_get_tokenizer_takes_none_and_functions() -> None:
         get_tokenizer("basic_englsh")
     with pytest.raises(UserError, match="language is de"):
         get_tokenizer("basic_english", language="de")
+    # torchtext would load these libraries; here one passes their function.
+    for library in ("spacy", "moses", "toktok", "revtok", "subword"):
+        with pytest.raises(UserError, match=f"tokenizer {library} is not known: .* a function"):
+            get_tokenizer(library, language="de")
+    with pytest.raises(UserError, match="tokenizer 7 is not known"):
+        get_tokenizer(7)  # type: ignore[arg-type]
 
 
 def test_vocab_as_in_the_classic_tutorial() -> None:
@@ -90,6 +97,79 @@ def test_oddities_of_build_vocab() -> None:
         build_vocab_from_iterator(lines, specials=["<pad>", "<unk>"], max_tokens=2)
     with pytest.raises(RuntimeError, match="Duplicate token"):
         build_vocab_from_iterator(lines, specials=["<pad>", "<pad>"])
+
+
+def test_min_freq_is_for_words_alone() -> None:
+    lines = [["b"] * 3, ["a"] * 2, ["c", "<pad>"]]
+    for min_freq, words in [(4, []), (3, ["b"]), (2, ["b", "a"]), (1, ["b", "a", "c"])]:
+        for first in (True, False):
+            built = build_vocab_from_iterator(lines, min_freq, ["<pad>", "<unk>"], first)
+            specials = ["<pad>", "<unk>"]
+            assert built.get_itos() == (specials + words if first else words + specials)
+    for min_freq in (0, -1):  # not an error there either: every word was counted once at least
+        assert len(build_vocab_from_iterator(lines, min_freq)) == 4
+    # The most frequent are taken first, then the rare ones among them fall away.
+    assert build_vocab_from_iterator(lines, 3, max_tokens=2).get_itos() == ["b"]
+
+
+def test_what_an_iterator_may_yield() -> None:
+    assert build_vocab_from_iterator([]).get_itos() == []
+    assert build_vocab_from_iterator([[], None, ["a"]]).get_itos() == ["a"]  # type: ignore[list-item]
+    assert build_vocab_from_iterator(iter(["ab", "b"])).get_itos() == ["b", "a"]  # letters
+    assert build_vocab_from_iterator([{"a": 2, "b": 5}]).get_itos() == ["b", "a"]  # counts
+    with pytest.raises(TypeError, match="7 is no token: a token is text, not int"):
+        build_vocab_from_iterator([[7]])  # type: ignore[list-item]
+
+
+def test_a_vocabulary_of_counts_keeps_their_order() -> None:
+    counts = OrderedDict([("hello", 4), ("<pad>", 9), ("world", 3), ("rare", 2), ("never", 0)])
+    assert vocab(counts).get_itos() == ["hello", "<pad>", "world", "rare"]
+    built = vocab(counts, min_freq=3, specials=["<unk>", "<pad>"])
+    assert built.get_itos() == ["<unk>", "<pad>", "hello", "world"]
+    last = vocab(counts, 3, ["<unk>", "<pad>"], special_first=False)
+    assert last.get_itos() == ["hello", "world", "<unk>", "<pad>"]
+    assert list(counts) == ["hello", "<pad>", "world", "rare", "never"], "they are left alone"
+    assert len(vocab(counts, 0)) == 5
+    with pytest.raises(RuntimeError, match="Duplicate token found in tokens list: <unk>"):
+        vocab(counts, specials=["<unk>", "<unk>"])
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda words: words("ab"),  # would be two letters
+        lambda words: words.lookup_indices("ab"),
+        lambda words: words([["a"], ["b"]]),
+        lambda words: words(["a", 1]),
+        lambda words: words([None]),
+        lambda words: words[0],
+        lambda words: 0 in words,
+        lambda words: words.append_token(7),
+        lambda words: words.insert_token(7, 0),
+        lambda words: words.set_default_index("<unk>"),
+        lambda words: words.set_default_index(0.5),
+        lambda words: Vocab(["a", 7]),
+    ],
+)
+def test_what_is_no_token_is_never_an_unknown_word(ask: Callable[[Vocab], object]) -> None:
+    words = build_vocab_from_iterator([["a", "b"]])
+    words.set_default_index(0)
+    with pytest.raises(TypeError):
+        ask(words)
+    assert words.get_itos() == ["a", "b"]
+    assert words.get_default_index() == 0
+
+
+def test_indices_outside() -> None:
+    words = build_vocab_from_iterator([["a", "b"]])
+    words.set_default_index(-1)  # any number will do
+    assert words(["b", "?"]) == [1, -1]
+    assert words([]) == []
+    assert words(("a", "b")) == words(iter("ab")) == [0, 1]
+    for outside in (-1, 2):
+        with pytest.raises(RuntimeError, match=f"index {outside} at position 1 is out of bounds"):
+            words.lookup_tokens([0, outside])
+    assert words.lookup_tokens([]) == []
 
 
 @given(st.lists(st.lists(st.text("abc", max_size=2))), st.integers(1, 3))

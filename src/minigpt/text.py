@@ -12,6 +12,7 @@ torchtext is archived and does not load beside a current torch. This is what it 
 included, in plain Python that can be read; `minigpt.tokenizer` gives the same words faster.
 """
 
+import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -63,18 +64,26 @@ def get_tokenizer(tokenizer: str | Words | None, language: str = "en") -> Words:
         return tokenizer
     if tokenizer != "basic_english":
         raise UserError(
-            f"tokenizer {tokenizer} is not known{closest(tokenizer, ['basic_english'])}: "
-            "take basic_english, None (split at blanks) or a function of your own"
+            f"tokenizer {tokenizer} is not known{closest(str(tokenizer), ['basic_english'])}: "
+            "take basic_english, None (split at blanks) or a function, such as that of a library"
         )
     if language != "en":
         raise UserError(f"language is {language}: basic_english has rules for en alone")
     return basic_english
 
 
+def _text(token: str) -> str:
+    """Return `token`, or raise TypeError: a number or a list must not pass for an unknown word."""
+    if not isinstance(token, str):
+        raise TypeError(f"{token!r} is no token: a token is text, not {type(token).__name__}")
+    return token
+
+
 class Vocab:
     """A list of tokens and the way back: token to index, index to token.
 
-    A token that is not in it raises RuntimeError until `set_default_index` says what stands in.
+    A token that is not in it raises RuntimeError until `set_default_index` says what stands in;
+    what is no text at all raises TypeError.
     """
 
     def __init__(self, tokens: Iterable[str]) -> None:
@@ -82,7 +91,7 @@ class Vocab:
         self._indices: dict[str, int] = {}
         self._default_index: int | None = None
         for token in tokens:
-            if token in self._indices:
+            if token in self:
                 raise RuntimeError(f"Duplicate token found in tokens list: {token}")
             self.append_token(token)
 
@@ -90,16 +99,21 @@ class Vocab:
         return len(self._tokens)
 
     def __contains__(self, token: str) -> bool:
-        return token in self._indices
+        return _text(token) in self._indices
 
     def __getitem__(self, token: str) -> int:
-        index = self._indices.get(token, self._default_index)
+        index = self._indices.get(_text(token), self._default_index)
         if index is None:
             raise RuntimeError(f"Token {token} not found and default index is not set")
         return index
 
     def __call__(self, tokens: Iterable[str]) -> list[int]:
-        """Return the index of each of `tokens`. Raises RuntimeError for an unknown one."""
+        """Return the index of each of `tokens`. Raises RuntimeError for an unknown one.
+
+        Raises TypeError for a text: its letters would silently be taken for tokens.
+        """
+        if isinstance(tokens, str):
+            raise TypeError(f"{tokens!r} is a text: give the list of its tokens")
         return [self[token] for token in tokens]
 
     forward = __call__
@@ -114,8 +128,15 @@ class Vocab:
         return self._tokens[index]
 
     def lookup_tokens(self, indices: Iterable[int]) -> list[str]:
-        """Return the tokens at `indices`. Raises RuntimeError where one has none."""
-        return [self.lookup_token(index) for index in indices]
+        """Return the tokens at `indices`. Raises RuntimeError, saying where, if one has none."""
+        indices = list(indices)
+        for position, index in enumerate(indices):
+            if not 0 <= index < len(self):
+                raise RuntimeError(
+                    f"Specified index {index} at position {position} is out of bounds "
+                    f"for vocab of size {len(self)}"
+                )
+        return [self._tokens[index] for index in indices]
 
     def get_stoi(self) -> dict[str, int]:
         """Return a copy of the table from token to index."""
@@ -126,8 +147,11 @@ class Vocab:
         return list(self._tokens)
 
     def set_default_index(self, index: int | None) -> None:
-        """Let `index` stand for every token that is not in the vocabulary; None: raise again."""
-        self._default_index = index
+        """Let `index` stand for every token that is not in the vocabulary; None: raise again.
+
+        Any whole number will do, whether a token has it or not.
+        """
+        self._default_index = None if index is None else operator.index(index)
 
     def get_default_index(self) -> int | None:
         """Return the index that stands for unknown tokens, or None."""
@@ -135,7 +159,7 @@ class Vocab:
 
     def append_token(self, token: str) -> None:
         """Add `token` at the end. Raises RuntimeError where it is known already."""
-        if token in self._indices:
+        if token in self:
             raise RuntimeError(
                 f"Token {token} already exists in the Vocab with index: {self._indices[token]}"
             )
@@ -152,7 +176,7 @@ class Vocab:
             raise RuntimeError(
                 f"Specified index {index} is out of bounds for vocab of size {len(self)}"
             )
-        if token in self._indices:
+        if token in self:
             raise RuntimeError(
                 f"Token {token} already exists in the Vocab with index: {self._indices[token]}"
             )
@@ -163,6 +187,22 @@ class Vocab:
 def most_frequent_first(counts: Mapping[str, int]) -> list[str]:
     """Return the words of `counts`, the most frequent first, equally frequent ones by alphabet."""
     return sorted(counts, key=lambda word: (-counts[word], word))
+
+
+def vocab(
+    ordered_dict: Mapping[str, int],
+    min_freq: int = 1,
+    specials: Sequence[str] | None = None,
+    special_first: bool = True,
+) -> Vocab:
+    """Return the vocabulary of `ordered_dict`, which maps words to counts, in its order.
+
+    Words rarer than min_freq are left out; specials stay, before the words or behind them. A
+    special that is among the words too keeps its special place.
+    """
+    specials = list(specials or [])
+    kept = [word for word, n in ordered_dict.items() if n >= min_freq and word not in specials]
+    return Vocab(specials + kept if special_first else kept + specials)
 
 
 def build_vocab_from_iterator(
@@ -183,7 +223,9 @@ def build_vocab_from_iterator(
     Raises AssertionError where specials leave no room for words.
     """
     specials = list(specials or [])
-    counts = Counter(word for words in iterator for word in words)
+    counts: Counter[str] = Counter()
+    for words in iterator:
+        counts.update(words)
     ranked = most_frequent_first(counts)
     if max_tokens is not None:
         if len(specials) >= max_tokens:
@@ -191,8 +233,7 @@ def build_vocab_from_iterator(
                 "len(specials) >= max_tokens, so the vocab will be entirely special tokens."
             )
         ranked = ranked[: max_tokens - len(specials)]
-    kept = [word for word in ranked if counts[word] >= min_freq and word not in specials]
-    return Vocab(specials + kept if special_first else kept + specials)
+    return vocab({word: counts[word] for word in ranked}, min_freq, specials, special_first)
 
 
 class _Lines:
