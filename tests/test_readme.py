@@ -55,7 +55,8 @@ def test_every_minigpt_command_runs(
             status = main(shortened(command))
         assert status == 0, f"{command}: {err.getvalue()}"
         assert out.getvalue().strip() or "train" in command, command
-    assert (tmp_path / "attention.png").stat().st_size > 10_000
+    assert (tmp_path / "heads.png").stat().st_size > 10_000
+    assert "</html>" in (tmp_path / "attention.html").read_text("utf-8")
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
@@ -81,7 +82,7 @@ def test_the_classic_route_gives_what_it_says(
 
 @pytest.mark.parametrize("path", [ENGLISH, CHINESE], ids=lambda path: path.name)
 def test_links_lead_somewhere(path: Path) -> None:
-    links = re.findall(r"\]\(([^)#]+)\)", path.read_text("utf-8"))
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text("utf-8"))
     local = [link for link in links if "://" not in link]
     assert len(local) >= 15
     missing = [link for link in local if not (ROOT / link).exists()]
@@ -91,7 +92,10 @@ def test_links_lead_somewhere(path: Path) -> None:
 def test_both_languages_agree() -> None:
     def told(path: Path) -> dict[str, object]:
         text = path.read_text("utf-8")
-        links = set(re.findall(r"\]\(([^)]+)\)", text)) - {"README.md", "README.zh-CN.md"}
+        links = {
+            link.replace("notebooks/zh-CN/", "notebooks/en/").replace(".zh-CN.md", ".md")
+            for link in re.findall(r"\]\(([^)]+)\)", text)
+        }
         return {
             "commands": commands(path),
             "python": blocks(path, "python"),
@@ -120,3 +124,26 @@ def test_figures_in_prose_are_those_of_the_runs(path: Path) -> None:
         assert rows, f"{page.name} has no row for {path.stem}"
         for split in ("valid", "test"):
             assert f"{result[split]['perplexity']:.1f}" in rows[0], (page.name, split)
+
+
+HEADS = sorted((ROOT / "docs" / "results" / "heads").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", HEADS, ids=lambda path: path.stem)
+def test_what_is_said_of_the_heads_is_what_was_measured(path: Path) -> None:
+    page = (ROOT / "docs" / "experiments.md").read_text("utf-8")
+    result = json.loads(path.read_text("utf-8"))
+    assert result["run"] == path.stem
+    assert "\n".join(f"- {line}" for line in result["summary"]) in page.partition(path.stem)[2]
+
+
+def test_the_head_that_finds_the_verb_does_so_as_often_as_is_said() -> None:
+    page = (ROOT / "docs" / "experiments.md").read_text("utf-8")
+    (path,) = [path for path in HEADS if path.stem.startswith("wikitext2")]
+    verb = json.loads(path.read_text("utf-8"))["relations"]["verb_object"]
+    ((layer, head),) = [
+        (i, j) for i, of_layer in enumerate(verb["tracks"]) for j, it in enumerate(of_layer) if it
+    ]
+    accuracy, of_two = verb["accuracy"][layer][head], verb["of_two"][layer][head]
+    assert f"in {accuracy:.0%} of the".replace("%", " %") in page
+    assert f"in {of_two:.0%}.".replace("%", " %") in page

@@ -8,6 +8,7 @@ In: models, optimizers and plain values. Out: a run folder, and back.
                      trainer.json        step, clock, best figure; sizes and hashes of the other two
     last.json  best.json                 which STEP is which
 
+What people read beside these (metrics.jsonl, samples.md, loss.png, report.json) `report` writes.
 A checkpoint is written under another name and renamed when it is whole; a name points to it only
 after that. Whenever the machine stops, the folder can be read. Tensors are safetensors and all else
 is JSON: opening a stranger's folder runs nothing of theirs.

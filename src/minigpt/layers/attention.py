@@ -131,7 +131,8 @@ class MultiHeadAttention(nn.Module):
 
         query   (B, T, D)    key, value   (B, S, D); the same as query in self-attention
         mask    (T, S), (B, T, S) or (B, H, T, S); where it is 0 is hidden. Padding is the same for
-                every query, (B, 1, S): see `padding_mask` in minigpt.transformer.
+                every query, (B, 1, S): see `padding_mask` in minigpt.transformer, and beside it
+                `look_ahead_mask` in minigpt.transformer for what a decoder must not see.
         """
         if mask is not None and mask.dim() == 3:
             mask = mask.unsqueeze(1)  # (B, 1, T, S): one mask for all heads
@@ -146,8 +147,9 @@ def causal_mask(n_queries: int, n_keys: int, device: torch.device | None = None)
     """Return which positions are visible, (n_queries, n_keys) bool: none that comes later.
 
     In training every position of a text is an exercise, all answered in one pass; the mask is what
-    keeps each from reading its own answer one place further on. In decoding nothing later exists
-    yet: the queries are the last of the keys' positions, and a single query sees all keys.
+    keeps each from reading its own answer one place further on; in evaluation likewise. In decoding
+    nothing later exists yet: the queries are the last of the keys' positions, and a single query
+    sees all keys.
     """
     visible = torch.ones(n_queries, n_keys, dtype=torch.bool, device=device)
     return visible.tril(n_keys - n_queries)

@@ -3,7 +3,8 @@
 In: x (B, T, D), or any tensor whose last axis is D. Out: the same shape.
 
 LayerNorm is what the paper and GPT-2 use, RMSNorm what most models since Llama do. Both look at one
-position alone, so neither can carry anything from one position to another.
+position alone, so neither carries anything from one to another. Where the norm stands, after the
+sum (paper) or before the part (GPT-2), is the block's choice: see minigpt.model.
 
 B batch · T sequence · D d_model · H heads · K d_head
 """
