@@ -41,8 +41,7 @@ class RMSNorm(nn.Module):
     """Scale each vector to mean square 1, then let the model choose the scale anew.
 
     x / √(mean(x²) + ε) · weight   — Zhang and Sennrich 2019, equation 4; the ε is LayerNorm's.
-    Centring turned out not to be what makes layer norm work, and without it, and without a bias,
-    two passes over memory fall away.
+    Centring is not what makes layer norm work; without it and a bias, two memory passes fall away.
     """
 
     def __init__(self, d_model: int, eps: float = 1e-5) -> None:
