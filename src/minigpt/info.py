@@ -19,12 +19,13 @@ from torch import Tensor
 
 from minigpt.checkpoint import Run
 from minigpt.config import Config, TokenizerConfig, TokenizerKind
-from minigpt.corpus import Split
+from minigpt.corpus import Corpus, Split
 from minigpt.data import TokenStream
-from minigpt.evaluate import Score
+from minigpt.evaluate import Score, perplexity
 from minigpt.model import MiniGPT
 from minigpt.optim import hidden_matrices
 from minigpt.output import LOGITS_PER_CHUNK, AdaptiveSoftmax
+from minigpt.unknown_words import UnknownCost, UnknownWords
 
 BYTES_PER_NUMBER = 4  # weights, gradients and optimizer states are float32
 
@@ -251,10 +252,30 @@ def report_rows(report: Mapping[str, Any], prefix: str = "") -> Rows:
     return rows
 
 
+def unknown_cost(run: Run, corpus: Corpus, split: Split) -> UnknownCost | None:
+    """Return what it costs to name the words of split that the run reads as `<unk>`.
+
+    None for the kinds that spell every word: bpe and char.
+    """
+    if run.tokenizer.unk_id is None:
+        return None
+    return UnknownWords.learn(run.tokenizer, corpus.lines("train")).cost(corpus.lines(split))
+
+
 def figures(
-    run: Run, split: Split, stream: TokenStream, score: Score, *, context: int, stride: int
+    run: Run,
+    split: Split,
+    stream: TokenStream,
+    score: Score,
+    *,
+    context: int,
+    stride: int,
+    unknown: UnknownCost | None = None,
 ) -> dict[str, Any]:
-    """Return what there is to say about a score, with all that it depends on."""
+    """Return what there is to say about a score, with all that it depends on.
+
+    unknown   what `unknown_cost` says; None: leave out the figure that can be compared
+    """
     return {
         "run": str(run.path),
         "data": run.config.data,
@@ -271,7 +292,24 @@ def figures(
         "word_perplexity": score.word_perplexity,
         "bits_per_byte": score.bits_per_byte,
         "unknown_share": stream.unknown_share,
+        **_named(score, stream, unknown),
         "convention": convention(run.config.data, run.tokenizer.kind, stream.unknown_share),
+    }
+
+
+def _named(score: Score, stream: TokenStream, unknown: UnknownCost | None) -> dict[str, Any]:
+    """Return the perplexity per word with every `<unk>` named, or how high it is at least.
+
+    A word is one of the tokenizer's own, `<eos>` included: as many as there are tokens. Nothing is
+    returned where no vocabulary was cut, so that `<unk>` has one meaning and naming it is free.
+    """
+    if unknown is None or not (unknown.nats or unknown.n_unseen or stream.unknown_share):
+        return {}
+    value = perplexity((score.nats + unknown.nats) / score.tokens)
+    return {
+        "comparable_perplexity": None if unknown.n_unseen else value,
+        "comparable_perplexity_at_least": value,
+        "unknown_words": unknown._asdict(),
     }
 
 
@@ -282,7 +320,7 @@ def convention(data: str, kind: TokenizerKind, unknown_share: float) -> str:
     elif kind == "basic_english":
         text = "another token stream (lower case, no blank lines): never beside published figures"
     elif unknown_share:
-        text = "not beside figures of the closed vocabulary"
+        text = "per token: not beside figures of the closed vocabulary"
     else:
         text = "closed vocabulary, <eos> for each line end, every token scored once"
         if data == "wikitext-2":
@@ -295,12 +333,15 @@ def convention(data: str, kind: TokenizerKind, unknown_share: float) -> str:
 def figure_rows(figures: Mapping[str, Any]) -> Rows:
     """Return figures as rows of a table, for people."""
     windows = "each window on its own" if figures["stride"] == figures["context"] else "overlapping"
-    comparable = [
-        ("", f"{figures['word_perplexity']:,.2f} per word"),
-        ("bits per byte", f"{figures['bits_per_byte']:.4f}"),
-    ]
-    if figures["tokenizer"] == "basic_english" or figures["unknown_share"]:
+    if "comparable_perplexity" in figures:
+        comparable = [("", _named_perplexity(figures))]
+    elif figures["tokenizer"] == "basic_english" or figures["unknown_share"]:
         comparable = []  # one <unk> for all rare words, or no capitals, would flatter both
+    else:
+        comparable = [
+            ("", f"{figures['word_perplexity']:,.2f} per word"),
+            ("bits per byte", f"{figures['bits_per_byte']:.4f}"),
+        ]
     return [
         ("run", f"{figures['run']}, {figures['split']} of {figures['data']}"),
         ("perplexity", f"{figures['token_perplexity']:,.2f} per token"),
@@ -313,3 +354,14 @@ def figure_rows(figures: Mapping[str, Any]) -> Rows:
         ("tokenizer", f"{figures['tokenizer']}, {figures['vocab_size']:,} entries"),
         ("convention", str(figures["convention"])),
     ]
+
+
+def _named_perplexity(figures: Mapping[str, Any]) -> str:
+    """Say what the perplexity is when every `<unk>` is named, or what it exceeds, and its peers."""
+    value = f"{figures['comparable_perplexity_at_least']:,.2f} per word, comparable"
+    n_unseen = figures["unknown_words"]["n_unseen"]
+    if n_unseen:
+        return f"more than {value}: incomplete, {n_unseen:,} words are not in train and count as 0"
+    closed = figures["tokenizer"] == "wikitext"
+    peers = "the closed vocabulary" if closed else "other sizes of this vocabulary"
+    return f"{value} beside {peers}: each <unk> pays for its word"
