@@ -357,6 +357,7 @@ def test_a_damaged_run_is_a_users_error_of_one_line(run_dir, damage):
         Run.open(run_dir)
     assert "\n" not in str(error.value)
     assert ":" in str(error.value)  # what to do
+    assert str(run_dir) in str(error.value)
 
 
 def edited_group(d: Path, **changes: object) -> None:

@@ -83,6 +83,12 @@ def test_no_line_is_lost(tmp_path_factory: pytest.TempPathFactory, lines: list[s
     assert found == [lines[0].removeprefix("\ufeff"), *lines[1:], "the last"]
 
 
+def test_another_split_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "some.txt").write_text("a b\n" * 40)
+    with pytest.raises(UserError, match=r"split tset is not known \(did you mean test\?\)"):
+        open_corpus(str(tmp_path / "some.txt")).lines("tset")  # type: ignore[arg-type]
+
+
 def test_line_ends_and_byte_order_mark(tmp_path: Path) -> None:
     lines = [f"Zeile {i} ä" for i in range(23)]
     plain = texts(written(tmp_path / "a.txt", "\n".join(lines)))

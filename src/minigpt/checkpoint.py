@@ -101,7 +101,11 @@ def read_config(run_dir: Path) -> Config:
         raise UserError(f"run folder {run_dir} does not exist: check the path")
     if not (run_dir / "config.json").is_file():
         raise UserError(f"{run_dir} is not a run folder (no config.json): check the path")
-    return from_dict(Config, read_json(run_dir / "config.json"))
+    tree = read_json(run_dir / "config.json")
+    try:
+        return from_dict(Config, tree)
+    except UserError as error:
+        raise UserError(f"{run_dir / 'config.json'}: {error}") from None
 
 
 def save_checkpoint(

@@ -40,7 +40,11 @@ class Corpus:
     readers: Mapping[Split, Read] = field(repr=False)
 
     def lines(self, split: Split) -> Iterator[str]:
-        """Yield the lines of `split`, each without its line end."""
+        """Return the lines of `split`, each without its line end. UserError for another split."""
+        if split not in self.readers:
+            raise UserError(
+                f"split {split} is not known{closest(str(split), SPLITS)}: take train, valid or test"
+            )
         return self.readers[split]()
 
     def sha256(self, split: Split) -> str:
