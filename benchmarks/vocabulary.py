@@ -70,7 +70,7 @@ def measured(run: Run) -> Row:
     corpus, tokenizer = open_corpus(run.config.data), run.tokenizer
     stream = prepare(corpus, "valid", tokenizer)
     score = evaluate(run.model, stream, tokenizer.eos_id)
-    unknown = UnknownWords.learn(tokenizer, corpus.lines("train"))
+    unknown = UnknownWords(tokenizer, corpus.lines("train"))
     cost = unknown.cost(corpus.lines("valid"))
     if cost.n_unseen:
         raise SystemExit(f"{cost.n_unseen} words of valid are not in train: no figure compares")

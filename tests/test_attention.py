@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 from torch.testing import assert_close
 
+from minigpt.config import UserError
 from minigpt.layers.attention import (
     CausalSelfAttention,
     KeyValueCache,
@@ -126,7 +127,9 @@ def test_no_mask_hides_nothing():
         assert torch.equal(module(q, k, v, mask)[1], weights)
 
 
-@pytest.mark.parametrize("shape", [(S,), (1, S), (T, 1), (T, S), (H, T, S), (B, 1, 1, S)])
+@pytest.mark.parametrize(
+    "shape", [(S,), (1, S), (T, 1), (T, S), (1, T, S), (1, H, T, S), (B, 1, 1, S)]
+)
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float16])
 def test_any_mask_of_0_and_1_that_broadcasts_is_taken(shape, dtype):
     q, k, v = qkv()
@@ -137,10 +140,31 @@ def test_any_mask_of_0_and_1_that_broadcasts_is_taken(shape, dtype):
     assert torch.equal(weights, their_weights)
 
 
-@pytest.mark.parametrize("shape", [(S, T), (T, S + 1), (B, T, S), (1, B, H, T, S), (T, 0)])
+@pytest.mark.parametrize("shape", [(S, T), (T, S + 1), (B, 1, S, T), (1, B, H, T, S), (T, 0)])
 def test_a_mask_of_another_shape_is_refused(shape):
-    with pytest.raises(ValueError, match=rf"mask has shape \({shape[0]}, .*broadcasts to \({B}, "):
+    with pytest.raises(UserError, match=rf"mask has shape \({shape[0]}, .*broadcasts to \({B}, "):
         ScaledDotProductAttention()(*qkv(), torch.ones(shape))
+
+
+def test_a_mask_that_may_be_per_text_or_per_head_is_refused():
+    """With as many texts as heads (H, T, S) broadcasts, to each head the mask of a text."""
+    q, k, v = (x[:1].expand(H, -1, -1, -1) for x in qkv())
+    for first in (B, H):
+        mask = random_mask(first, T, S)
+        with pytest.raises(
+            UserError, match=rf"\({first}, 7, 13\), which .* unsqueeze it to \(B, 1"
+        ):
+            ScaledDotProductAttention()(q, k, v, mask)
+    per_text = random_mask(H, T, S)
+    _, weights = ScaledDotProductAttention(0.0)(q, k, v, per_text.unsqueeze(1))
+    for text in range(H):
+        assert (weights[text][:, ~per_text[text]] == 0).all()
+    # The heads' own module knows which it is; without heads there is no question.
+    ours = MultiHeadAttention(D, H, 0.0)
+    x, y = torch.randn(H, T, D), torch.randn(H, S, D)
+    assert torch.equal(ours(x, y, y, per_text)[1], ours(x, y, y, per_text.unsqueeze(1))[1])
+    _, weights = ScaledDotProductAttention(0.0)(q[:, 0], k[:, 0], v[:, 0], per_text)
+    assert (weights[~per_text] == 0).all()
 
 
 @pytest.mark.parametrize(
@@ -153,13 +177,13 @@ def test_a_mask_of_another_shape_is_refused(shape):
     ],
 )
 def test_a_mask_that_is_to_be_added_is_refused(mask):
-    with pytest.raises(ValueError, match="numbers other than 0 and 1: give 0 where"):
+    with pytest.raises(UserError, match="numbers other than 0 and 1: give 0 where"):
         ScaledDotProductAttention()(*qkv(T, T), mask)
     ours, _ = multi_head()
     x = torch.randn(B, T, D)
-    with pytest.raises(ValueError, match="numbers other than 0 and 1"):
+    with pytest.raises(UserError, match="numbers other than 0 and 1"):
         ours(x, x, x, mask)
-    with pytest.raises(ValueError, match=r"mask has shape \(2, 1, 13, 7\)"):
+    with pytest.raises(UserError, match=r"mask has shape \(2, 1, 13, 7\)"):
         ours(x, x, x, torch.ones(B, S, T))
 
 
@@ -213,7 +237,7 @@ def test_the_classic_call_works_positionally():
 
 @pytest.mark.parametrize(("d_model", "n_heads"), [(15, 4), (0, 3), (15, 0)])
 def test_heads_that_do_not_share_out_the_width_are_refused(d_model, n_heads):
-    with pytest.raises(ValueError, match=f"d_model {d_model} .* n_heads {n_heads}"):
+    with pytest.raises(UserError, match=f"d_model {d_model} .* n_heads {n_heads}"):
         MultiHeadAttention(d_model, n_heads)
 
 

@@ -2,10 +2,13 @@
 
 import copy
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
+from minigpt import attention_maps as module
 from minigpt.attention_maps import AttentionMaps, attention_maps, recorded
 from minigpt.attention_page import numbers
 from minigpt.config import ModelConfig, UserError
@@ -173,10 +176,10 @@ def test_entropy_tells_a_pointed_head_from_a_wide_one():
     torch.testing.assert_close(entropy, torch.tensor([[1.0, 0.0]]))
 
 
-def test_a_view_begins_with_the_most_decided_of_the_chosen_heads():
+def test_a_view_begins_with_the_most_focused_of_the_chosen_heads():
     maps = some_maps(3, 5, ["the", "cat", "sat"])
     weights = maps.weights.clone()
-    weights[1, 3] = torch.eye(3)  # nothing is more decided
+    weights[1, 3] = torch.eye(3)  # nothing is more focused
     weights[2, 4] = torch.tensor([[1, 0, 0], [1, 0, 0], [0.01, 0.01, 0.98]])
     maps = AttentionMaps(weights, maps.tokens)
     for chosen, first in {
@@ -226,12 +229,38 @@ def test_a_layer_or_head_that_is_not_there_is_refused_by_every_view(tmp_path, la
     [
         (torch.ones(3, 1, 1), r"weights are of shape \(3, 1, 1\): give \(layers, heads, T, T\)"),
         (torch.ones(1, 1, 1, 2), "weights are of shape"),
+        (torch.ones(1, 1, 0, 0), r"weights are of shape \(1, 1, 0, 0\): .* at least one of each"),
+        (torch.ones(0, 1, 2, 2), "weights are of shape"),
         (torch.full((1, 1, 2, 2), 0.5), "look at what comes later"),
+        (torch.eye(2)[None, None] * torch.nan, "some weights are not numbers from 0 to 1: give"),
+        (torch.eye(2)[None, None] * torch.inf, "not numbers from 0 to 1"),
+        (torch.eye(2)[None, None] * 2, "not numbers from 0 to 1"),
+        (torch.eye(2)[None, None] * -0.1, "not numbers from 0 to 1"),
     ],
 )
 def test_weights_that_no_view_could_show_are_refused(weights, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as caught:
         AttentionMaps(weights, ["x"] * weights.size(-1))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+def test_weights_may_be_of_any_precision_and_of_a_graph(tmp_path, kind):
+    maps = some_maps(2, 3, ["the", "cat", "sat"])
+    given = maps.weights.to(kind).requires_grad_()
+    found = AttentionMaps(given, maps.tokens)
+    assert torch.equal(found.weights, given.detach().float())
+    for name in ("a.png", "a.html", "a.json"):
+        found.save(tmp_path / name)
+    assert found.heat_map(1, 2).startswith("Layer 1, head 2")
+
+
+def test_maps_equal_none_but_themselves():
+    """Tensors compared by == give a tensor, which is neither true nor false."""
+    one, other = some_maps(2, 3, ["the", "cat"]), some_maps(2, 3, ["the", "cat"])
+    assert one == one
+    assert one != other
+    assert one.select() != one.select()
 
 
 def test_a_model_that_has_diverged_is_told_apart_from_one_that_looks_nowhere():
@@ -295,3 +324,38 @@ def test_json_knows_no_nan(tmp_path):
 
 def test_a_notebook_is_told_little_beside_the_page():
     assert repr(some_maps(2, 3, ["the", "cat"])) == "AttentionMaps(tokens=['the', 'cat'])"
+
+
+def test_threads_that_record_the_same_model_do_not_meet() -> None:
+    model = make_model().eval()
+    before = [block.attention.attend for block in model.blocks]
+    texts = random_ids(4, 7).tolist()
+    alone = [attention_maps(model, text).weights for text in texts]
+    meanwhile: list[torch.Tensor] = []
+
+    def look(number: int) -> None:
+        for _ in range(20):
+            assert torch.equal(attention_maps(model, texts[number]).weights, alone[number])
+
+    def read() -> None:  # in a thread that records nothing
+        meanwhile.append(model.hidden(random_ids(1, 7)))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(look, range(4)))
+    with recorded(model) as weights:
+        reader = threading.Thread(target=read)
+        reader.start()
+        reader.join()
+    assert weights == []
+    assert len(meanwhile) == 1
+    assert [block.attention.attend for block in model.blocks] == before
+
+
+def test_more_weights_than_memory_holds_are_refused_before_they_are_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MOST_WEIGHTS", L * H * 5 * 5)
+    model = make_model()
+    assert attention_maps(model, [4] * 5).weights.size(-1) == 5
+    with pytest.raises(UserError, match=f"6 tokens, too many for {L * H} maps .* at most 5"):
+        attention_maps(model, [4] * 6)

@@ -132,7 +132,8 @@ def test_a_page_of_four_layers_and_128_tokens_stays_small() -> None:
 
 
 def test_more_weights_than_a_browser_can_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_page, "MOST_WEIGHTS", L * H * T * T - 1)
+    for limit in ("MOST_IN_PAGE", "MOST_IN_JSON"):
+        monkeypatch.setattr(attention_page, limit, L * H * T * T - 1)
     maps = some_maps()
     message = f"{L * H * T * T} weights in {L} layers of {H} heads, over .*: choose a layer"
     with pytest.raises(UserError, match=message):

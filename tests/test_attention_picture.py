@@ -49,7 +49,7 @@ def test_a_picture_is_drawn_of_any_text_without_a_warning(
 
 def test_the_large_map_shows_the_weights_of_the_head_it_names() -> None:
     maps = some_maps(2, 3, ["the", "cat", "sat", "down", "."])
-    maps.weights[1, 2] = 0.9 * torch.eye(5) + 0.1 * maps.weights[1, 2]  # the most decided
+    maps.weights[1, 2] = 0.9 * torch.eye(5) + 0.1 * maps.weights[1, 2]  # the most focused
     figure = draw(maps.select())
     assert "Layer 1, head 2 (counted from 0)" in written(figure)
     large = figure.axes[0]
@@ -97,3 +97,23 @@ def test_a_long_text_is_drawn_in_seconds(tmp_path: Path) -> None:
 def test_what_no_font_can_draw_is_told() -> None:
     assert undrawable(["the", "\U000f0000", "cat"]) == "\U000f0000"
     assert undrawable(["the", "cat"]) == ""
+
+
+def test_what_is_not_drawn_lacks_no_font() -> None:
+    """White space is drawn as signs, and a label ends at twelve characters."""
+    rare = "\U000f0000"
+    assert undrawable(["a\n", "\t", " b"]) == ""
+    assert undrawable(["a" * 11 + rare]) == rare
+    assert undrawable(["a" * 11 + rare + "b"]) == ""
+    # Of 97 tokens every second has a label.
+    assert undrawable(["a", rare] * 48 + ["a"]) == ""
+    assert undrawable([rare, "a"] * 48 + [rare]) == rare
+
+
+@pytest.mark.parametrize("n_tokens", [1, 5, 64, 65, 97, 257])
+def test_what_is_told_to_lack_a_font_is_what_is_drawn_as_a_box(n_tokens: int) -> None:
+    rare = [chr(0xF0000 + i) for i in range(n_tokens)]
+    large = draw(some_maps(1, 1, rare).select()).axes[0]
+    drawn = [label.get_text() for label in large.get_yticklabels()]
+    assert set(drawn) == {"□"}
+    assert len(undrawable(rare)) == len(drawn)

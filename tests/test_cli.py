@@ -1,6 +1,7 @@
 """The command line: a mistake is one line and status 2, help is quick, results go to stdout."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -433,6 +434,22 @@ def test_evaluate(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert figures[0]["split"] == "valid"
 
 
+def test_json_has_no_figure_that_json_does_not_know(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = {"a": [1.5, math.nan, (math.inf, "NaN")], "b": {"c": -math.inf, "d": None}, "e": True}
+    monkeypatch.setattr("minigpt.info.figures", lambda *_, **__: odd)
+    assert cli.main(["evaluate", str(run_dir), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert told == {"a": [1.5, None, [None, "NaN"]], "b": {"c": None, "d": None}, "e": True}
+
+
+def test_evaluate_promises_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["evaluate", "--help"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "bits per byte where the tokenizer keeps the text as it is" in told.replace(" │ │ ", " ")
+
+
 @pytest.mark.parametrize("flags", ["--context 0", "--context 9", "--stride 0", "--batch-size 0"])
 def test_windows_that_cannot_be(
     run_dir: Path, flags: str, capsys: pytest.CaptureFixture[str]
@@ -450,7 +467,8 @@ def test_attention_is_printed(run_dir: Path, capsys: pytest.CaptureFixture[str])
     assert "--layer 0 to 0 and --head 0 to 1" in err
     assert "--out attention.html" in err
     assert not list(Path().iterdir())  # and nothing is written
-    assert cli.main(["attention", str(run_dir), "the city of stone", "--head", "1"]) == 0
+    argv = ["attention", str(run_dir), "the city of stone", "--device", "cpu", "--threads", "1"]
+    assert cli.main([*argv, "--head", "1"]) == 0
     assert capsys.readouterr().out.startswith("Layer 0, head 1 ")
 
 
@@ -473,6 +491,8 @@ def test_attention_is_written_besides(
         ("the " * 9, "", "the text has 9 tokens: give from 1 to 8, the context"),
         ("the", "--layer=1", "layer is 1: the model has layers 0 to 0"),
         ("the", "--layer -1", "layer is -1: "),
+        ("the", "--device tpu", "tpu"),
+        ("the", "--threads=-1", "threads"),
         ("the", "--head=2 --out a.html", "head is 2: the model has heads 0 to 1"),
         ("the", "--head=-1", "head is -1: "),
         ("the", "--out a.pdf", "--out is a.pdf: give a name that ends in .png, .html or .json"),

@@ -8,6 +8,7 @@ import pytest
 
 import minigpt
 from minigpt import cli
+from minigpt.checkpoint import RUN_FILES
 from minigpt.sentences import pronoun_sentences, verb_object_sentences
 
 H, L, T = 2, 3, 13
@@ -100,7 +101,7 @@ def test_python_gives_the_same(run_dir: Path, capsys: pytest.CaptureFixture[str]
     assert isinstance(heads, minigpt.HeadRoles)
     assert heads.roles() == told["roles"]
     assert heads.to_json()["loss"] == told["loss"]
-    few = minigpt.heads(minigpt.load(run_dir), "train", tokens=40)
+    few = minigpt.heads(minigpt.load(run_dir), "train", n_tokens=40)
     assert (few.n_windows, few.context) == (3, T)
     assert few.loss.loss != heads.loss.loss
 
@@ -133,6 +134,23 @@ def test_a_picture_that_cannot_be_written_costs_the_picture_alone(
     assert "pronoun → antecedent: " in out
     assert err.startswith("error: picture file/heads.png cannot be written")
     assert err.count("\n") == 1
+
+
+def test_no_file_of_the_run_is_written_over(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [path for path in run_dir.rglob("*") if path.is_file()]
+    before = {path: path.read_bytes() for path in files}
+    assert {path.name for path in files if path.parent == run_dir} == RUN_FILES
+    for path in [*files, run_dir / "checkpoints" / "new.png", run_dir / "x" / ".." / "loss.png"]:
+        command = "heads {} --out {}" if path.suffix == ".png" else "attention {} the --out {}"
+        if path.suffix in (".png", ".json"):
+            assert "that is a file of the run" in failed(
+                command.format(run_dir, path).split(), capsys
+            )
+    assert {path: path.read_bytes() for path in files} == before
+    succeeded(f"heads {run_dir} --threads 1 --out {run_dir}/heads.png".split(), capsys)
+    (run_dir / "heads.png").unlink()
 
 
 def test_no_run_and_too_short_a_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

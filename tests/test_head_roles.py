@@ -15,8 +15,8 @@ from matplotlib.image import imread
 from torch import Tensor
 
 from minigpt.config import ModelConfig, TokenizerConfig, UserError
-from minigpt.head_roles import DOES_NOTHING, NOTHING_MEASURED, HeadRoles, measure_heads
-from minigpt.head_scores import PLACES, HeadScore, LossChange, RelationScore
+from minigpt.head_roles import DOES_NOTHING, UNDECIDED, UNEXPLAINED, HeadRoles, measure_heads
+from minigpt.head_scores import PLACES, HeadScore, LossChange, RelationScore, t_quantile
 from minigpt.model import MiniGPT
 from minigpt.sentences import pronoun_sentences, verb_object_sentences
 from minigpt.tokenizer import Tokenizer
@@ -130,6 +130,9 @@ def test_sentences_of_unknown_words_are_said_to_be_left_out(planted: HeadRoles) 
     for relation in planted.relations.values():
         assert (relation.n_sentences, relation.n_skipped) == (0, 100)
     assert [line for line in planted.summary() if "not measured (100 sentences left out" in line]
+    legend = dict(planted.legend())
+    assert legend["even"].endswith("the best fixed place (– and –)")
+    assert dict(made().legend())["even"].endswith("(2 words back and 2 words back)")
     assert planted.summary()[0].startswith("2 of 4 heads have a role (1 previous token, 1 indu")
 
 
@@ -153,6 +156,7 @@ def made(
     p_rival: float = 1.0,
     change: float = 0.0,
     error: float = 0.0,
+    n_windows: int = 7,
 ) -> HeadRoles:
     """Return what one head has that scores so much over 0.2, in a model of 1 × 1."""
 
@@ -170,7 +174,7 @@ def made(
         {**scores, "entropy": HeadScore(one(0.9), one(0.95), 1.0, n_rows)},
         {"verb_object": relation, "pronoun_antecedent": replace(relation, p_rival=one(1.0))},
         LossChange(4.0, one(change), one(error)),
-        n_windows=7,
+        n_windows=n_windows,
         context=T,
     )
 
@@ -198,10 +202,35 @@ def test_only_words_are_compared_with_the_average_map(name: str) -> None:
 
 
 def test_what_has_no_role_may_still_matter() -> None:
-    assert role_of(change=0.021, error=0.01) == NOTHING_MEASURED
-    assert role_of(change=-0.021, error=0.01) == NOTHING_MEASURED
-    assert role_of(change=0.019, error=0.01) == DOES_NOTHING
+    # Seven windows: the interval is 2.447 standard errors to each side.
+    assert role_of(change=0.025, error=0.01) == UNEXPLAINED
+    assert role_of(change=-0.025, error=0.01) == UNEXPLAINED
+    assert role_of(change=0.024, error=0.01) != UNEXPLAINED
     assert role_of(excess={"itself": 0.4}, change=0.0) == "itself"
+
+
+def test_a_head_does_nothing_only_where_that_is_known() -> None:
+    # Change and 2.447 standard errors must fit into 0.01 nats.
+    for sign in (1, -1):
+        assert role_of(change=sign * 0.0050, error=0.00204) == UNEXPLAINED
+        assert role_of(change=sign * 0.0049, error=0.00205) == DOES_NOTHING
+        assert role_of(change=sign * 0.0049, error=0.00210) == UNDECIDED
+    assert role_of(change=0.1, error=0.08, n_windows=2) == UNDECIDED  # ±1.02 by two windows
+    assert role_of(error=0.00080, n_windows=2) == UNDECIDED
+    assert role_of(error=0.00078, n_windows=2) == DOES_NOTHING
+
+
+@pytest.mark.parametrize("n_windows", [2, 3, 8, 16, 17, 40])
+def test_one_idle_head_in_twenty_seems_to_matter(n_windows: int) -> None:
+    """Whatever the number of windows: heads whose changes are pure noise."""
+    n_heads = 20_000
+    draw = torch.Generator().manual_seed(7)
+    changes = torch.randn(1, n_heads, n_windows, generator=draw, dtype=torch.float64)
+    error = changes.std(-1) / math.sqrt(n_windows)
+    heads = replace(made(n_windows=n_windows), loss=LossChange(4.0, changes.mean(-1), error))
+    assert float(heads.matters().double().mean()) == pytest.approx(0.05, abs=0.006)
+    assert torch.equal(heads.interval(), t_quantile(n_windows) * error)
+    assert any(f"chance in 1000.0 of {n_heads} heads" in text for _, text in heads.legend())
 
 
 def test_a_relation_takes_both_tests_and_pays_for_each_try() -> None:
@@ -216,9 +245,22 @@ def test_the_summary_says_what_came_out() -> None:
     place = "the best fixed place (2 words back, 20%)"
     left_out = " (3 sentences left out: words not in the vocabulary, or longer than the context)"
     assert made(change=1.0).summary() == [
-        "0 of 1 heads have a role; without a role: 1 that the loss misses, 0 that it does not",
+        "0 of 1 heads have a role; without a role: 1 whose removal changes the loss, "
+        "0 doing nothing, 0 undecided",
         f"verb → object: no head beats {place}{left_out}",
         f"pronoun → antecedent: no head beats {place}{left_out}",
+    ]
+    others = (
+        made(change=-1.0),
+        made({"itself": 0.5}, change=-1.0),
+        made(),
+        made(change=0.3, error=0.2),
+    )
+    assert [heads.summary()[0].partition("changes the loss")[2] for heads in others] == [
+        " (lower without 1 of them), 0 doing nothing, 0 undecided",
+        ", 0 doing nothing, 0 undecided",
+        ", 1 doing nothing, 0 undecided",
+        ", 0 doing nothing, 1 undecided",
     ]
     half = f"1 head beats {place}, but none tells the target from its rival"
     assert made(p_place=0.0).summary()[1] == f"verb → object: {half}{left_out}"
@@ -251,20 +293,18 @@ def test_the_table_has_a_row_a_head(planted: HeadRoles) -> None:
     ].endswith("*")
 
 
-def test_json_has_every_figure_and_no_nan(planted: HeadRoles) -> None:
-    told = json.loads(json.dumps(planted.to_json(), allow_nan=False))
+def test_json_has_every_figure(planted: HeadRoles) -> None:
+    told = json.loads(json.dumps(planted.to_json()))
     for name, score in planted.scores.items():
         for field in ("measured", "position_only"):
-            values = torch.tensor(
-                [[math.nan if v is None else v for v in row] for row in told["scores"][name][field]]
-            )
+            values = torch.tensor(told["scores"][name][field])
             torch.testing.assert_close(
                 values, getattr(score, field).float(), equal_nan=True, atol=1e-6, rtol=0
             )
         assert told["scores"][name]["n_rows"] == score.n_rows
     assert told["roles"] == planted.roles()
     assert told["loss"]["change"] == planted.loss.change.tolist()
-    assert told["relations"]["verb_object"]["accuracy"] == [[None] * H] * L
+    assert torch.tensor(told["relations"]["verb_object"]["accuracy"]).isnan().all()
     assert told["relations"]["verb_object"]["tracks"] == [[False] * H] * L
     assert told["summary"] == planted.summary()
 
@@ -323,7 +363,7 @@ def test_every_model_can_be_measured(name: str) -> None:
     tokenizer = train_tokenizer("wikitext", LINES)
     config = replace(MODELS[name], vocab_size=tokenizer.vocab_size, context_length=29)
     model, ids = make_model(config).train(), np.array([*_encoded(tokenizer)])
-    heads = measure_heads(model, tokenizer, ids, tokens=150)
+    heads = measure_heads(model, tokenizer, ids, n_tokens=150)
     shape = (config.n_layers, config.n_heads)
     assert (heads.n_windows, heads.context) == (5, 29)
     for score in heads.scores.values():
@@ -347,7 +387,7 @@ def test_every_tokenizer_can_be_measured(kind: str, context: int) -> None:
     tokenizer = train_tokenizer(kind, LINES)
     config = replace(MODELS["modern"], vocab_size=tokenizer.vocab_size, context_length=context)
     ids, said = np.array(_encoded(tokenizer)), []
-    heads = measure_heads(make_model(config), tokenizer, ids, tokens=2 * context, say=said.append)
+    heads = measure_heads(make_model(config), tokenizer, ids, n_tokens=2 * context, say=said.append)
     assert said == [f"measuring 6 heads on 2 windows of {context} tokens"]
     kept = [relation.n_sentences for relation in heads.relations.values()]
     if context == 41 and kind in ("bpe", "char"):  # longer than that when it is spelt in pieces
@@ -364,10 +404,22 @@ def test_a_model_that_sees_one_token_has_nothing_to_measure() -> None:
     heads = measure_heads(make_model(config), tokenizer, np.array(_encoded(tokenizer)))
     assert all(score.measured.isnan().all() for score in heads.scores.values())
     assert all(
-        heads.roles()[layer][head] in (NOTHING_MEASURED, DOES_NOTHING)
+        heads.roles()[layer][head] in (UNEXPLAINED, DOES_NOTHING, UNDECIDED)
         for layer, head in product(range(config.n_layers), range(config.n_heads))
     )
-    json.dumps(heads.to_json(), allow_nan=False)
+    assert heads.legend()
+
+
+@pytest.mark.parametrize("part", ["blocks.1.attention.key.weight", "output.table"])
+def test_a_model_that_has_diverged_gets_no_roles(part: str) -> None:
+    tokenizer = train_tokenizer("wikitext", LINES)
+    config = replace(MODELS["gpt2"], vocab_size=tokenizer.vocab_size, tie_embeddings=False)
+    model = make_model(config)
+    with torch.no_grad():
+        model.get_parameter(part)[3, 1] = math.nan
+    what = "loss" if part.startswith("output") else "attention"
+    with pytest.raises(UserError, match=f"the model's {what} is not finite: its training has div"):
+        measure_heads(model, tokenizer, np.array(_encoded(tokenizer)))
 
 
 def test_too_short_a_text_is_refused_before_anything_is_said() -> None:

@@ -37,7 +37,7 @@ def test_by_hand() -> None:
     tokenizer = cut_tokenizer("wikitext", 5)
     known = {tokenizer.decode([i], raw=True) for i in range(5)}
     assert known == {"<unk>", "<eos>", "the", "saw", "a"}
-    unknown = UnknownWords.learn(tokenizer, TRAIN)
+    unknown = UnknownWords(tokenizer, TRAIN)
     # cat 2, dog 2, "," 2, bird, "." 3, <unk> 2, ";", Bird, and, fish 3, fled, of, sea 2: 22 in all.
     assert len(unknown) == 13
     assert unknown.share("cat") == 2 / 22
@@ -54,7 +54,7 @@ def test_by_hand() -> None:
 def test_the_probabilities_of_all_words_sum_to_1(kind: TokenizerKind) -> None:
     tokenizer = cut_tokenizer(kind, 7)
     assert tokenizer.unk_id is not None
-    unknown = UnknownWords.learn(tokenizer, TRAIN)
+    unknown = UnknownWords(tokenizer, TRAIN)
     model = make_model(replace(MODELS["paper"], vocab_size=7))
     probabilities = model(random_ids(1, 5, vocab_size=7))[0, -1].double().softmax(-1)
     p_unknown = probabilities[tokenizer.unk_id].item()
@@ -75,14 +75,14 @@ def test_the_probabilities_of_all_words_sum_to_1(kind: TokenizerKind) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_naming_is_free_where_nothing_was_cut(kind: TokenizerKind) -> None:
     tokenizer = cut_tokenizer(kind, 0)
-    unknown = UnknownWords.learn(tokenizer, TRAIN)
+    unknown = UnknownWords(tokenizer, TRAIN)
     assert len(unknown) == 1
     assert unknown.share("<unk>") == 1
     assert unknown.cost(TRAIN) == UnknownCost(nats=0.0, n_unknown=2, n_unseen=0)
 
 
 def test_unseen_words_are_counted_and_cost_nothing() -> None:
-    unknown = UnknownWords.learn(cut_tokenizer("wikitext", 5), TRAIN)
+    unknown = UnknownWords(cut_tokenizer("wikitext", 5), TRAIN)
     seen, both = unknown.cost(["cat dog"]), unknown.cost(["cat dog cow", "dinosaur"])
     assert (both.n_unknown, both.n_unseen) == (4, 2)
     assert both.nats == seen.nats > 0
@@ -90,14 +90,14 @@ def test_unseen_words_are_counted_and_cost_nothing() -> None:
 
 def test_a_train_without_unknown_words_prices_none() -> None:
     tokenizer = Tokenizer.train(TokenizerConfig("wikitext", 0), lambda: ["a b a"])
-    unknown = UnknownWords.learn(tokenizer, ["a b a"])
+    unknown = UnknownWords(tokenizer, ["a b a"])
     assert len(unknown) == 0
     assert unknown.cost(["a c", "b"]) == UnknownCost(nats=0.0, n_unknown=1, n_unseen=1)
     assert unknown.cost(["a b"]) == UnknownCost(nats=0.0, n_unknown=0, n_unseen=0)
 
 
 def test_words_of_basic_english_are_its_own() -> None:
-    unknown = UnknownWords.learn(cut_tokenizer("basic_english", 6), TRAIN)
+    unknown = UnknownWords(cut_tokenizer("basic_english", 6), TRAIN)
     assert unknown.share("bird") == unknown.share("sea") > 0  # twice each: "bird", "Bird"
     assert unknown.share("Bird") == unknown.share(";") == 0
     assert unknown.cost(["BIRD"]).nats == unknown.cost(["bird"]).nats > 0
@@ -112,7 +112,7 @@ def test_words_of_basic_english_are_its_own() -> None:
 def test_each_unk_that_a_model_reads_is_charged(kind: TokenizerKind, text: str, size: int) -> None:
     tokenizer = cut_tokenizer(kind, size)
     ids = [i for line in tokenizer.encode_lines([text, *TRAIN]) for i in line]
-    cost = UnknownWords.learn(tokenizer, TRAIN).cost([text, *TRAIN])
+    cost = UnknownWords(tokenizer, TRAIN).cost([text, *TRAIN])
     assert cost.n_unknown == ids.count(tokenizer.unk_id or 0)
 
 
@@ -120,7 +120,7 @@ def test_each_unk_that_a_model_reads_is_charged(kind: TokenizerKind, text: str, 
 def test_kinds_that_spell_every_word_are_refused(kind: TokenizerKind) -> None:
     tokenizer = Tokenizer.train(TokenizerConfig(kind, 300), lambda: TRAIN)
     with pytest.raises(UserError, match=f"tokenizer kind {kind} reads no word as <unk>: take"):
-        UnknownWords.learn(tokenizer, TRAIN)
+        UnknownWords(tokenizer, TRAIN)
 
 
 def test_memory_does_not_grow_with_the_text() -> None:
@@ -132,7 +132,7 @@ def test_memory_does_not_grow_with_the_text() -> None:
     def peak(n: int) -> int:
         tracemalloc.start()
         try:
-            UnknownWords.learn(tokenizer, lines(n)).cost(lines(n))
+            UnknownWords(tokenizer, lines(n)).cost(lines(n))
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -146,7 +146,7 @@ def test_the_cuts_of_wikitext2_cost_what_they_were_found_to_cost(wikitext2: Path
     corpus = open_corpus("wikitext-2")
     for vocab_size, factor in ((5_000, 3.57), (10_000, 2.03), (20_000, 1.29)):
         tokenizer = fit_tokenizer(corpus, TokenizerConfig("wikitext", vocab_size))
-        unknown = UnknownWords.learn(tokenizer, corpus.lines("train"))
+        unknown = UnknownWords(tokenizer, corpus.lines("train"))
         # The entry <unk> shares its own symbol with all the words that have no entry.
         assert len(unknown) == 33_278 - vocab_size + 1
         cost = unknown.cost(corpus.lines("valid"))

@@ -96,11 +96,11 @@ def attention(run: Run, text: str) -> AttentionMaps:
     return attention_maps(run.model, ids, run.tokenizer.pieces(ids))
 
 
-def heads(run: Run, split: Split = "valid", *, tokens: int | None = None) -> HeadRoles:
+def heads(run: Run, split: Split = "valid", *, n_tokens: int | None = None) -> HeadRoles:
     """Measure what each head of a run's model does on a split of its data; a table in a notebook.
 
-    tokens   about how many to look at; None: 16 windows of the model's context
+    n_tokens   about how many to look at; None: 16 windows of the model's context
     Raises UserError for a split of fewer than two windows.
     """
     stream = prepare(open_corpus(run.config.data), split, run.tokenizer)
-    return measure_heads(run.model, run.tokenizer, stream.ids, tokens=tokens)
+    return measure_heads(run.model, run.tokenizer, stream.ids, n_tokens=n_tokens)

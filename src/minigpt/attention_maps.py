@@ -5,11 +5,13 @@ of them: in the terminal, as a picture, as a page, as numbers. The fast path nev
 weights; `recorded` puts the taught equation in its place for the length of a `with`, so nothing
 stays on the model and training pays nothing.
 
-L layers · H heads · T sequence
+B batch · L layers · H heads · T sequence · S keys, T of them without a cache
 """
 
 import json
-from collections.abc import Iterator, Sequence
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,13 +33,51 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+Attend = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+
+# Weights of one text that are held at once: 256 MB.
+MOST_WEIGHTS = 2**26
+# Two threads that swapped in turns would leave each other's function behind for good.
+_ONE_AT_A_TIME = threading.RLock()
+
+
+@contextmanager
+def attending(model: MiniGPT, instead: Callable[[int, Attend], Attend]) -> Iterator[None]:
+    """Let the blocks attend in another way inside the `with`; afterwards as before, errors or not.
+
+    instead   given the number of a block and how it attends, returns how it is to attend
+    That holds for this thread: another that computes with the same model is not disturbed, and one
+    that wants to swap too waits. Compiled blocks run as they are written.
+    """
+    here = threading.get_ident()
+
+    def routed(layer: int, before: Attend) -> Attend:
+        other = instead(layer, before)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+            chosen = other if threading.get_ident() == here else before
+            return chosen(q, k, v, dropout)
+
+        return attend
+
+    parts = [cast(CausalSelfAttention, block.attention) for block in model.blocks]
+    with _ONE_AT_A_TIME, uncompiled():
+        before = [part.attend for part in parts]
+        try:
+            for layer, part in enumerate(parts):
+                part.attend = routed(layer, part.attend)
+            yield
+        finally:
+            for part, original in zip(parts, before, strict=True):
+                part.attend = original
+
+
 @contextmanager
 def recorded(model: MiniGPT) -> Iterator[list[Tensor]]:
     """Collect the attention weights of every forward pass inside the `with`.
 
     The list grows by L tensors (B, H, T, S) with each pass, first block first. They are part of the
-    graph, so gradients can be asked for; detach them to keep them. On leaving, by an error too,
-    every block computes as before. Inside, compiled blocks run as they are written.
+    graph, so gradients can be asked for; detach them to keep them. Otherwise as `attending`.
     """
     weights: list[Tensor] = []
 
@@ -46,16 +86,8 @@ def recorded(model: MiniGPT) -> Iterator[list[Tensor]]:
         weights.append(of_block)
         return mixed
 
-    parts = [cast(CausalSelfAttention, block.attention) for block in model.blocks]
-    before = [part.attend for part in parts]
-    try:
-        for part in parts:
-            part.attend = attend
-        with uncompiled():
-            yield weights
-    finally:
-        for part, original in zip(parts, before, strict=True):
-            part.attend = original
+    with attending(model, lambda _layer, _before: attend):
+        yield weights
 
 
 def attention_maps(
@@ -65,12 +97,19 @@ def attention_maps(
 
     tokens   one printable piece per id, for the picture (`Tokenizer.pieces`); None: the ids
     The model reads in evaluation mode and is left in the mode it was in. Raises UserError for no
-    ids, ids past the vocabulary, and more of them than the model's context.
+    ids, ids past the vocabulary, more of them than the model's context, and more weights than
+    MOST_WEIGHTS.
     """
     config = model.config
     if not 1 <= len(ids) <= config.context_length:
         raise UserError(
             f"the text has {len(ids)} tokens: give from 1 to {config.context_length}, the context"
+        )
+    n_maps = config.n_layers * config.n_heads
+    if n_maps * len(ids) ** 2 > MOST_WEIGHTS:
+        raise UserError(
+            f"the text has {len(ids)} tokens, too many for {n_maps} maps at once: give at most "
+            f"{math.isqrt(MOST_WEIGHTS // n_maps)}"
         )
     unknown = [i for i in ids if not 0 <= i < config.vocab_size]
     if unknown:
@@ -82,15 +121,31 @@ def attention_maps(
     with torch.no_grad(), evaluating(model), recorded(model) as weights:
         model.hidden(torch.tensor([list(ids)], device=device))
     labels = [str(i) for i in ids] if tokens is None else list(tokens)
-    maps = torch.cat(weights).float().cpu()
-    if not maps.isfinite().all():
+    return AttentionMaps(finite(torch.cat(weights).float().cpu(), "attention"), labels)
+
+
+def finite(figures: Tensor, what: str) -> Tensor:
+    """Return a model's figures as they are. Raises UserError where one is NaN or infinite."""
+    if not figures.isfinite().all():
         raise UserError(
-            "the model's attention is not finite: its training has diverged, open another run"
+            f"the model's {what} is not finite: its training has diverged, open another run"
         )
-    return AttentionMaps(maps, labels)
+    return figures
 
 
-@dataclass(frozen=True)
+def entropy(weights: Tensor) -> Tensor:
+    """Return how widely each head looks (L, H), from 0 (one position) to 1 (all alike).
+
+    weights   (L, H, T, T), causal
+    The entropy of each row over that of an even look at all it can see, averaged over the rows
+    that can see more than one position; NaN where the text is a single token and none can.
+    """
+    n_seen = torch.arange(1, weights.size(-1) + 1)
+    nats = -torch.xlogy(weights, weights).sum(dim=-1)  # (L, H, T)
+    return (nats[..., 1:] / n_seen[1:].log()).mean(dim=-1)
+
+
+@dataclass(frozen=True, eq=False)  # == of tensors is no truth value
 class AttentionMaps:
     """The weights (L, H, T, T) of one text, rows summing to 1, and its T tokens.
 
@@ -102,28 +157,27 @@ class AttentionMaps:
     tokens: list[str]
 
     def __post_init__(self) -> None:
-        """Refuse what no view could show as it is."""
-        if self.weights.dim() != 4 or self.weights.size(-2) != self.weights.size(-1):
+        """Take the bare numbers, in float32 on the CPU; refuse what no view could show as it is."""
+        object.__setattr__(self, "weights", self.weights.detach().float().cpu())
+        shape = tuple(self.weights.shape)
+        if len(shape) != 4 or shape[2] != shape[3] or 0 in shape:
             raise UserError(
-                f"weights are of shape {tuple(self.weights.shape)}: give (layers, heads, T, T)"
+                f"weights are of shape {shape}: give (layers, heads, T, T), at least one of each"
             )
         if len(self.tokens) != self.weights.size(-1):
             raise UserError(
                 f"{len(self.tokens)} tokens for {self.weights.size(-1)} positions: "
                 "give one for each id"
             )
+        # Rounding may lift a weight of 1 a little, in bfloat16 too. A NaN is within nothing.
+        if not ((self.weights >= 0) & (self.weights <= 1.01)).all():
+            raise UserError("some weights are not numbers from 0 to 1: give rows that sum to 1")
         if self.weights.triu(1).any():
             raise UserError("some weights look at what comes later: only causal ones are shown")
 
     def entropy(self) -> Tensor:
-        """Return how widely each head looks (L, H), from 0 (one position) to 1 (all alike).
-
-        The entropy of each row over that of an even look at all it can see, averaged over the rows
-        that can see more than one position; NaN where the text is a single token and none can.
-        """
-        n_seen = torch.arange(1, len(self.tokens) + 1)
-        nats = -torch.xlogy(self.weights, self.weights).sum(dim=-1)  # (L, H, T)
-        return (nats[..., 1:] / n_seen[1:].log()).mean(dim=-1)
+        """Return how widely each head looks, (L, H), as the function of this name says."""
+        return entropy(self.weights)
 
     @property
     def undrawable(self) -> str:
@@ -133,10 +187,9 @@ class AttentionMaps:
     def select(
         self, layer: int | None = None, head: int | None = None
     ) -> attention_picture.Selection:
-        """Return the chosen layers and heads, the one that looks most decidedly to be shown first.
+        """Return the chosen layers and heads, the most focused head (least entropy) to come first.
 
-        Most decidedly: with the least entropy. Of a single token, where no head can choose what to
-        look at, it is simply the first of them.
+        Of a single token, where no head can choose what to look at, it is simply the first of them.
         """
         n_layers, n_heads = self.weights.shape[:2]
         layers, heads = _chosen("layer", layer, n_layers), _chosen("head", head, n_heads)
@@ -158,7 +211,7 @@ class AttentionMaps:
         width: int = 80,
         color: bool = False,
     ) -> str:
-        """Return one head as text for a terminal: of those chosen, the most decided.
+        """Return one head as text for a terminal: of those chosen, the most focused.
 
         width   columns to fill at most; tokens that find no room are left out, and that is said
         color   with escape sequences for colour, instead of shades made of characters
@@ -198,7 +251,7 @@ class AttentionMaps:
     def save_png(
         self, path: str | Path, *, layer: int | None = None, head: int | None = None
     ) -> None:
-        """Draw all chosen maps small and the most decided one large; write the picture to path."""
+        """Draw all chosen maps small and the most focused one large; write the picture to path."""
         write_figure(attention_picture.draw(self.select(layer, head)), Path(path))
 
 

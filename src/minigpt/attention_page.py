@@ -20,9 +20,9 @@ from torch import Tensor
 from minigpt.attention_picture import Selection, printable
 from minigpt.config import UserError
 
-# Weights that a page or a JSON file may hold: some 22 MB of the one, 150 of the other. Beyond that
-# browsers give up.
-MOST_WEIGHTS = 2**24
+# Weights that a page may hold, some 22 MB, beyond which browsers give up; and a JSON file, some 30
+# MB, which take a dozen times as much memory while they are written.
+MOST_IN_PAGE, MOST_IN_JSON = 2**24, 2**22
 
 
 def page(selection: Selection) -> str:
@@ -30,7 +30,7 @@ def page(selection: Selection) -> str:
 
     Raises UserError for more weights than a page can hold.
     """
-    _refuse_too_many(selection)
+    _refuse_too_many(selection, MOST_IN_PAGE)
     row, column = selection.first
     data = {
         "tokens": [printable(token) for token in selection.tokens],
@@ -76,7 +76,7 @@ def numbers(selection: Selection, entropy: Tensor) -> dict[str, Any]:
     Weights are nested by layer, head, row and column, to six digits.
     Raises UserError for more weights than a file should hold.
     """
-    _refuse_too_many(selection)
+    _refuse_too_many(selection, MOST_IN_JSON)
     spread = entropy.double().round(decimals=6).tolist()
     return {
         "tokens": list(selection.tokens),
@@ -89,11 +89,11 @@ def numbers(selection: Selection, entropy: Tensor) -> dict[str, Any]:
     }
 
 
-def _refuse_too_many(selection: Selection) -> None:
+def _refuse_too_many(selection: Selection, most: int) -> None:
     n_weights = selection.weights.numel()
-    if n_weights > MOST_WEIGHTS:
+    if n_weights > most:
         raise UserError(
             f"the text has {len(selection.tokens)} tokens, which makes {n_weights:,} weights in "
             f"{len(selection.layers)} layers of {len(selection.heads)} heads, over "
-            f"{MOST_WEIGHTS:,}: choose a layer or a head, or a shorter text"
+            f"{most:,}: choose a layer or a head, or a shorter text"
         )

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 HIDDEN, INK, FRAME = "#ebebef", "#22262e", "#e8710a"
 _QUIET = "#666a73"  # of text beside the point
 BLUES = ("#ffffff", "#cfe2f3", "#8abde0", "#3b8ac4", "#145090", "#08203f")
+_SIDE = 6.2  # of the large map, in inches
+_SMALLEST = 5.0  # points; nobody can read a label below that
 # White space as it is shown.
 _VISIBLE = {ord(" "): "␣", ord("\n"): "↵", ord("\t"): "⇥"}
 # The first of these that has a character draws it; those that are not installed are left out.
@@ -42,7 +44,7 @@ _FONTS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # == of tensors is no truth value
 class Selection:
     """Some heads of a model and what they do in one text: what a picture or a page shows.
 
@@ -89,7 +91,7 @@ def draw(selection: Selection) -> "Figure":
     def write(left: float, bottom: float, text: str, size: float, color: str = _QUIET) -> None:
         figure.text(left / width, bottom / height, text, fontsize=size, color=color)
 
-    image = _draw_large(axes(1.6, 0.75, 6.2, 6.2), selection.first_weights, selection.tokens)
+    image = _draw_large(axes(1.6, 0.75, _SIDE, _SIDE), selection.first_weights, selection.tokens)
     write(0.3, 8.3, f"{selection.first_name} (counted from 0)", 17, INK)
     write(0.3, 8.04, "Each row is a token that looks; its columns are what it looks at.", 10)
     scale = axes(5.2, 0.42, 2.6, 0.13)
@@ -107,7 +109,7 @@ def draw(selection: Selection) -> "Figure":
             )
         )
         write(left, 8.3, "All heads", 17, INK)
-        write(left, 8.04, "Framed: drawn large, the one that looks most decidedly.", 10)
+        write(left, 8.04, "Framed: drawn large, the most focused head (least entropy).", 10)
     return figure
 
 
@@ -119,21 +121,20 @@ def printable(token: str) -> str:
 
 def undrawable(tokens: Sequence[str]) -> str:
     """Return the characters of tokens that are drawn as □, for want of a font, sorted."""
-    return "".join(sorted(_without_font("".join(tokens), _installed_fonts())))
+    return "".join(sorted(_without_font("".join(_labels(tokens).values()), _installed_fonts())))
 
 
 def _draw_large(axes: "Axes", weights: Tensor, tokens: Sequence[str]) -> "AxesImage":
     """Draw one map (T, T): the tokens that look on the left, those looked at on top."""
     n_tokens = len(tokens)
-    side_points = 6.2 * 72 / n_tokens  # of one cell
+    side_points = _SIDE * 72 / n_tokens  # of one cell
     image = _show(axes, _with_future_hidden(weights), n_tokens, n_tokens)
-    size = min(11.0, 0.72 * side_points)
-    # Below five points nobody can read a label: then only each n-th token gets one.
-    every = math.ceil(5 / size)
-    shown = range(0, n_tokens, every)
-    family = _installed_fonts()
-    labels = [_label(tokens[i], family) for i in shown]
-    style: dict[str, Any] = {"fontsize": max(size, 5.0), "family": family, "color": INK}
+    family, shown = _installed_fonts(), _labels(tokens)
+    # matplotlib would draw a box too, but warn for each, and a warning may be an error.
+    missing = _without_font("".join(shown.values()), family)
+    labels = ["".join("□" if c in missing else c for c in label) for label in shown.values()]
+    size = max(_label_points(n_tokens), _SMALLEST)
+    style: dict[str, Any] = {"fontsize": size, "family": family, "color": INK}
     # Tokens are data: a `$` in one must not start a formula.
     centres = [i + 0.5 for i in shown]
     axes.set_xticks(centres, labels, rotation=90, parse_math=False, **style)
@@ -206,13 +207,16 @@ def _installed_fonts() -> list[str]:
     return [name for name in _FONTS if name in installed]
 
 
-def _label(token: str, family: list[str]) -> str:
-    """Return a token as it can be drawn: white space visible, cut short, □ for what no font has."""
-    seen = token.translate(_VISIBLE)
-    seen = seen if len(seen) <= 12 else seen[:11] + "…"
-    # matplotlib would draw a box too, but warn for each, and a warning may be an error.
-    missing = _without_font(seen, family)
-    return "".join("□" if c in missing else c for c in seen)
+def _label_points(n_tokens: int) -> float:
+    """Return the size of a label that fits beside its cell of the large map."""
+    return min(11.0, 0.72 * _SIDE * 72 / n_tokens)
+
+
+def _labels(tokens: Sequence[str]) -> dict[int, str]:
+    """Return the label of each token that has room for one: white space visible, cut short."""
+    every = math.ceil(_SMALLEST / _label_points(len(tokens)))
+    seen = {i: tokens[i].translate(_VISIBLE) for i in range(0, len(tokens), every)}
+    return {i: label if len(label) <= 12 else label[:11] + "…" for i, label in seen.items()}
 
 
 def _without_font(text: str, family: list[str]) -> set[str]:

@@ -1,7 +1,7 @@
 """Attention in the terminal: one head as a map of characters, its tokens around it.
 
-In: the weights (T, T) of a head and its tokens. Out: text that no line of which is wider than asked
-for, and in which nothing but colours of our own steers the terminal.
+In: the weights (T, T) of a head and its tokens. Out: text with no line wider than asked for, and in
+which nothing but colours of our own steers the terminal.
 
          the
      the ██city      The future is hidden, so row i ends at its own column. Right behind it
@@ -19,8 +19,8 @@ from torch import Tensor
 
 from minigpt.attention_picture import printable
 
-# A weight is one of six levels, evenly apart in its root: it lifts small weights, for among 50
-# words an even look is 0.02 each, and should be seen. The colours are those of the picture, the
+# A weight is one of six levels, evenly spaced in √weight; the root lifts small weights, for among
+# 50 words an even look is 0.02 each, and should be seen. The colours are those of the picture, the
 # nearest of the 256 that almost every terminal knows, each with one that can be read on it.
 _SHADES = " ·░▒▓█"
 _COLORS = ((231, 16), (153, 16), (110, 16), (67, 16), (25, 231), (17, 231))
@@ -45,7 +45,9 @@ def heat_map(
     shown = labels[:room]  # each token takes a column at least
     lines = textwrap.wrap(title, width)
     lines += textwrap.wrap(
-        "Each row is a token that looks; the stairs name the columns, what it looks at.", width
+        "Each row is a token that looks; the labels on the diagonal name the columns: "
+        "what is looked at.",
+        width,
     )
     lines += ["", " " * (beside + 1) + _cut(shown[0], width - beside - 1)]
     for i, label in enumerate(shown):

@@ -5,7 +5,7 @@ In: nothing, or a `Run`. Out: one `Check` after the other, each with what was me
 Without a run, small models with random weights are tested, one for each way attention is computed,
 and each kind of tokenizer; with one, its own model and tokenizer.
 
-B batch · T sequence · V vocabulary
+B batch · T sequence · D d_model · V vocabulary
 """
 
 import dataclasses

@@ -54,6 +54,19 @@ def write_json(path: Path, tree: Mapping[str, Any]) -> None:
         file.write(json.dumps(tree, indent=1, ensure_ascii=False).encode() + b"\n")
 
 
+# What stands in a run folder beside checkpoints/: nothing else may be written over these.
+RUN_FILES = {"config.json", "tokenizer.json", "tokenizer_config.json", "last.json", "best.json"}
+RUN_FILES |= {"metrics.jsonl", "samples.md", "loss.png", "report.json"}
+
+
+def spare_run(run_dir: Path, out: Path) -> None:
+    """Raise UserError where `out` is a file that makes up the run, or that its report wrote."""
+    path, root = out.resolve(), run_dir.resolve()
+    own = path.parent == root and path.name in RUN_FILES
+    if own or path.is_relative_to(root / "checkpoints"):
+        raise UserError(f"--out is {out}: that is a file of the run, so take another name")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object at path. Raises UserError where there is none."""
     try:

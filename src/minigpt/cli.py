@@ -8,6 +8,7 @@ that help and mistakes come at once, without torch. Nothing else prints but `rep
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from minigpt.command_line import (
@@ -82,7 +84,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _prepare_process() -> None:
-    """Make the process able to name any file, and to clean up when it is told to end."""
+    """Make the process able to name any file, to print, and to clean up when told to end."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started it, as in `minigpt … >&-`
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
     if not sys.flags.utf8_mode and sys.getfilesystemencoding() != "utf-8":
         # A locale of ASCII (LC_ALL=C with UTF-8 mode off): a path in Chinese could not be opened.
         os.execv(sys.executable, [sys.executable, "-X", "utf8", "-m", "minigpt", *sys.argv[1:]])
@@ -154,7 +159,16 @@ def _print_rows(rows: Sequence[Sequence[str]]) -> None:
 
 
 def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(json.dumps(_writable(value), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _writable(value: Any) -> Any:
+    """Return value with None for the numbers that JSON does not have: NaN and infinities."""
+    if isinstance(value, dict):
+        return {key: _writable(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_writable(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _quickstart(args: list[str]) -> int:
@@ -290,7 +304,7 @@ def _attention(args: list[str]) -> int:
     from minigpt.attention_maps import attention_maps, kind_of
 
     kind = None if options.out is None else kind_of(options.out, "--out")
-    run = open_run(options.run)
+    run = open_run(options.run, options.device, options.threads, options.out)
     ids = run.tokenizer.encode(options.text)
     maps = attention_maps(run.model, ids, run.tokenizer.pieces(ids))
     color = _in_color(sys.stdout)
@@ -318,12 +332,12 @@ def _heads(args: list[str]) -> int:
     options = parse(HeadsOptions, args, "minigpt heads")
     if options.out is not None and options.out.suffix.lower() != ".png":
         raise UserError(f"--out is {options.out}: give a name that ends in .png")
-    run = open_run(options.run, options.device, options.threads)
+    run = open_run(options.run, options.device, options.threads, options.out)
     from minigpt.head_roles import measure_heads
 
     ids = _stream(run, options.split).ids
     say = _note if sys.stderr.isatty() else lambda _: None
-    heads = measure_heads(run.model, run.tokenizer, ids, tokens=options.tokens, say=say)
+    heads = measure_heads(run.model, run.tokenizer, ids, n_tokens=options.tokens, say=say)
     if options.json:
         _print_json({"run": str(options.run), "split": options.split, **heads.to_json()})
     else:

@@ -120,12 +120,14 @@ def free_run_folder(name: str) -> Path:
     return next(p for n in numbers if not (p := Path("runs") / f"{name}-{n}").exists())
 
 
-def open_run(path: Path, device: str = "cpu", threads: int = 0) -> "Run":
-    """Open a run folder on the device that the user chose."""
+def open_run(path: Path, device: str = "cpu", threads: int = 0, out: Path | None = None) -> "Run":
+    """Open a run folder on the device that the user chose; refuse an `out` among its own files."""
     wishes = Config(device=device, threads=threads)  # refuses what train would refuse
-    from minigpt.checkpoint import Run
+    from minigpt.checkpoint import Run, spare_run
     from minigpt.machine import choose_device, set_threads
 
+    if out is not None:
+        spare_run(path, out)
     set_threads(wishes.threads)
     return Run.open(path, str(choose_device(wishes.device)))
 

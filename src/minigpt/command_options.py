@@ -44,7 +44,11 @@ class TrainOptions:
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Score a run's model on the whole of a split: perplexity per token and word, bits per byte."""
+    """Score a run's model on the whole of a split: perplexity per token, and what can be compared.
+
+    That is perplexity per word and bits per byte where the tokenizer keeps the text as it is, and
+    perplexity with each <unk> named where it cut the vocabulary.
+    """
 
     run: RunPath
     """A run folder that `minigpt train` wrote."""
@@ -108,9 +112,13 @@ class AttentionOptions:
     in (.html) or the numbers (.json)."""
     layer: int | None = None
     """Show this layer only, counted from 0; default: all of them in the file, and in the terminal
-    the head that looks most decidedly."""
+    the most focused head (least entropy)."""
     head: int | None = None
     """Show this head only, counted from 0."""
+    device: str = "auto"
+    """auto, cpu, cuda or mps."""
+    threads: int = 0
+    """CPU threads; 0: as many as there are cores to use."""
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,8 @@ class Corpus:
     def lines(self, split: Split) -> Iterator[str]:
         """Return the lines of `split`, each without its line end. UserError for another split."""
         if split not in self.readers:
-            raise UserError(
-                f"split {split} is not known{closest(str(split), SPLITS)}: take train, valid or test"
-            )
+            near = closest(str(split), SPLITS)
+            raise UserError(f"split {split} is not known{near}: take train, valid or test")
         return self.readers[split]()
 
     def sha256(self, split: Split) -> str:

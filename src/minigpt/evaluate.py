@@ -7,6 +7,8 @@ The text is read in windows of `context` ids, each `stride` further than the one
 scores only what no window scored before, so a stride below the context gives every token more to
 look back at, for more work. The first token is conditioned on <eos>. The figure depends on context
 and stride (so name them beside it) but not on the batch size.
+
+B batch · T sequence, T' of it scored · D d_model
 """
 
 import math

@@ -27,14 +27,14 @@ def draw(
     shares: Tensor,
     roles: Sequence[str],
     change: Tensor,
-    error: Tensor,
+    interval: Tensor,
 ) -> "Figure":
     """Draw all heads.
 
-    labels, roles   R each, beside a row; where a role is the name of a column, that is framed
-    columns         C names
-    shares          (R, C) numbers from 0 to 1, or NaN where there is none
-    change, error   (R,) nats per token; NaN draws no bar
+    labels, roles      R each, beside a row; where a role is the name of a column, that is framed
+    columns            C names
+    shares             (R, C) numbers from 0 to 1, or NaN where there is none
+    change, interval   (R,) nats per token and how far to each side; NaN draws no bar
     """
     from matplotlib.figure import Figure
 
@@ -49,7 +49,7 @@ def draw(
 
     _draw_shares(axes(_LEFT, n_columns * _COLUMN), labels, columns, shares, roles)
     bars = axes(_LEFT + n_columns * _COLUMN + _ROLE, _BAR)
-    _draw_change(bars, change, error)
+    _draw_change(bars, change, interval)
     for i, role in enumerate(roles):
         left, middle = _LEFT + n_columns * _COLUMN + 0.12, _BOTTOM + (n_rows - i - 0.5) * _ROW
         figure.text(
@@ -99,14 +99,14 @@ def _draw_shares(
     axes.tick_params(length=0)
 
 
-def _draw_change(axes: "Axes", change: Tensor, error: Tensor) -> None:
-    """Draw a bar a head, with two standard errors to each side."""
+def _draw_change(axes: "Axes", change: Tensor, interval: Tensor) -> None:
+    """Draw a bar a head, with its interval to each side."""
     rows = [i for i in range(len(change)) if bool(change[i].isfinite())]
     colors = [_HARM if change[i] < 0 else _BAR_COLOR for i in rows]
     axes.barh(
         [i + 0.5 for i in rows],
         [float(change[i]) for i in rows],
-        xerr=[2 * float(error[i]) for i in rows],
+        xerr=[float(interval[i]) for i in rows],
         height=0.62,
         color=colors,
         error_kw={"elinewidth": 1, "ecolor": _INK},
@@ -118,7 +118,7 @@ def _draw_change(axes: "Axes", change: Tensor, error: Tensor) -> None:
         axes.spines[side].set_visible(False)
     axes.tick_params(axis="x", labelsize=8, colors=_INK)
     axes.set_xlabel(
-        "loss without the head: nats per token more\n(red: less), ± two standard errors",
+        "loss without the head: nats per token more\n(red: less), with 95 % intervals",
         fontsize=8.5,
         color=_FAINT,
     )

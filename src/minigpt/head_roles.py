@@ -34,6 +34,7 @@ from minigpt.head_scores import (
     recorded_windows,
     score_relation,
     score_weights,
+    t_quantile,
 )
 from minigpt.model import MiniGPT
 from minigpt.sentences import pronoun_sentences, verb_object_sentences
@@ -45,10 +46,13 @@ MARGIN = 0.1
 MIN_ROWS = 30
 # … and a relation a chance below this, divided by the number of heads and relations tried.
 SIGNIFICANCE = 0.05
+# A head does nothing where the change of the loss and its 95 % interval stay within this many nats
+# per token: one in a hundred of the perplexity.
+NEGLIGIBLE = 0.01
 # Looking at a fixed place is what these are, so what the head's average map gets is not taken off.
 _OF_POSITION = ("previous_token", "first_token", "itself", "long_range")
 RELATIONS = {"verb_object": "verb → object", "pronoun_antecedent": "pronoun → antecedent"}
-NOTHING_MEASURED, DOES_NOTHING = "nothing measured", "does nothing"
+UNEXPLAINED, DOES_NOTHING, UNDECIDED = "unexplained", "does nothing", "undecided"
 # The columns of the tables, in order.
 _COLUMNS = {
     "previous_token": "prev",
@@ -69,18 +73,19 @@ def measure_heads(
     tokenizer: Tokenizer,
     ids: np.ndarray,
     *,
-    tokens: int | None = None,
+    n_tokens: int | None = None,
     say: Callable[[str], object] = lambda _: None,
 ) -> "HeadRoles":
     """Measure every head of a model on held-out ids (n,) and on the 200 marked sentences.
 
-    tokens   about how many of the ids to look at; None: 16 windows of the model's context
-    say      told what is about to be done
+    n_tokens   about how many of the ids to look at; None: 16 windows of the model's context
+    say        told what is about to be done
     The model reads in evaluation mode and is left as it was. It costs a pass over the windows for
-    each head, and a little. Raises UserError for ids that make fewer than two windows.
+    each head, and a little. Raises UserError for ids that make fewer than two windows, and for a
+    model that has diverged.
     """
     config = model.config
-    windows = held_out_windows(ids, config.context_length, tokens)  # (N, T + 1)
+    windows = held_out_windows(ids, config.context_length, n_tokens)  # (N, T + 1)
     n_heads = config.n_layers * config.n_heads
     say(f"measuring {n_heads} heads on {len(windows)} windows of {config.context_length} tokens")
     inputs = windows[:, :-1]
@@ -134,24 +139,31 @@ class HeadRoles:
         # Both must hold: then the larger value tests the pair, and needs no correction for it.
         return score.p_place.maximum(score.p_rival) < SIGNIFICANCE / n_tries
 
-    def matters(self) -> Tensor:
-        """Return for which heads the loss changes by more than two standard errors, (L, H) bool.
+    def interval(self) -> Tensor:
+        """Return how far to each side the 95 % interval of each change of the loss reaches, (L, H).
 
-        One head in twenty does by chance.
+        By Student's t, over windows that lie apart. Head by head: of heads that change nothing, one
+        in twenty shows a change by chance, so among 32 of them one or two.
         """
-        return self.loss.change.abs() > 2 * self.loss.error
+        return t_quantile(self.n_windows) * self.loss.error
+
+    def matters(self) -> Tensor:
+        """Return for which heads the interval of the change leaves 0 out, (L, H) bool."""
+        return self.loss.change.abs() > self.interval()
 
     def roles(self) -> list[list[str]]:
         """Return the role of every head, L lists of H.
 
         The score of the largest excess, if that is MARGIN or more on MIN_ROWS rows or more; else a
-        relation that the head tracks; else "nothing measured" where the loss changes without the
-        head, and "does nothing" where it does not.
+        relation that the head tracks. Without either it is "unexplained" where the loss changes
+        when the head is off (`matters`), "does nothing" where that change and its interval stay
+        within NEGLIGIBLE nats, and "undecided" where neither is so: more tokens may tell.
         """
         names = [name for name in PLACES if self.scores[name].n_rows >= MIN_ROWS]
         excess = self.excess()
         tracked = {name: self.tracks(name) for name in self.relations}
         matters = self.matters()
+        idle = self.loss.change.abs() + self.interval() < NEGLIGIBLE
 
         def role(layer: int, head: int) -> str:
             best = max(names, key=lambda name: float(excess[name][layer, head]), default=None)
@@ -160,7 +172,9 @@ class HeadRoles:
             for relation, heads in tracked.items():
                 if heads[layer, head]:
                     return _spoken(relation)
-            return NOTHING_MEASURED if matters[layer, head] else DOES_NOTHING
+            if matters[layer, head]:
+                return UNEXPLAINED
+            return DOES_NOTHING if idle[layer, head] else UNDECIDED
 
         n_layers, n_heads = matters.shape
         return [[role(layer, head) for head in range(n_heads)] for layer in range(n_layers)]
@@ -199,23 +213,33 @@ class HeadRoles:
 
     def legend(self) -> list[tuple[str, str]]:
         """Return the columns of `table` and what stands in each; all but the loss is in percent."""
+        n_heads = self.loss.change.numel()
         spoken = {
             **{name: f"weight on {place}" for name, place in PLACES.items()},
             "entropy": "entropy of the weights, a share of an even look's",
             "verb_object": "sentences in which, from the object, its verb gets the largest weight",
             "pronoun_antecedent": "the same from a pronoun, for the noun that it stands for",
         }
-        places = " and ".join(r.fixed_place for r in self.relations.values())
+        places = " and ".join(
+            r.fixed_place if r.n_sentences else "–" for r in self.relations.values()
+        )
         return [
             *((column, spoken[name]) for name, column in _COLUMNS.items()),
-            ("off", f"nats a token that the loss, {self.loss.loss:.4f}, changes by, ± standard"),
-            ("", "error, when what the head mixed is set to 0"),
+            ("off", f"change of the loss ({self.loss.loss:.4f} nats per token) when what the head"),
+            ("", "mixed is set to 0, ± standard error"),
             ("…/…", "behind it: what the head's average map gets, which knows no words; for"),
-            ("", "sentences, how often the target gets more than its rival. *: not by luck"),
+            ("", "sentences, how often the target gets more than its rival"),
+            ("*", f"p < {SIGNIFICANCE} after Bonferroni; sentences of one template are not quite"),
+            ("", "independent"),
             ("even", f"an even look; for sentences, the best fixed place ({places})"),
             ("", "and a coin"),
             ("role", "the score farthest above an even look and, where the words matter, above"),
-            ("", f"the average map, by {100 * MARGIN:.0f} points or more"),
+            ("", f"the average map, by {100 * MARGIN:.0f} points or more; else a relation with *"),
+            ("", f"{UNEXPLAINED}: the loss changes (the 95 % interval leaves 0 out), as by"),
+            ("", f"chance in {SIGNIFICANCE * n_heads:.1f} of {n_heads} heads that change nothing"),
+            ("", f"{DOES_NOTHING}: change and interval stay within {NEGLIGIBLE} nats, so the"),
+            ("", "perplexity within 1 %"),
+            ("", f"{UNDECIDED}: neither; more tokens may tell"),
             ("", f"{self.n_windows} windows of {self.context} tokens, heads counted from 0"),
         ]
 
@@ -223,12 +247,17 @@ class HeadRoles:
         """Return what came out, a line for the roles and one for each relation."""
         roles = [role for of_layer in self.roles() for role in of_layer]
         counts = Counter(roles)
-        unknown, idle = counts.pop(NOTHING_MEASURED, 0), counts.pop(DOES_NOTHING, 0)
+        without = [counts.pop(role, 0) for role in (UNEXPLAINED, DOES_NOTHING, UNDECIDED)]
         named = ", ".join(f"{n} {role}" for role, n in counts.most_common())
-        with_role = len(roles) - unknown - idle
+        changes = self.loss.change.flatten().tolist()
+        n_lower = sum(
+            role == UNEXPLAINED and change < 0 for role, change in zip(roles, changes, strict=True)
+        )
+        lower = f" (lower without {n_lower} of them)" if n_lower else ""
         return [
-            f"{with_role} of {len(roles)} heads have a role{f' ({named})' if named else ''}; "
-            f"without a role: {unknown} that the loss misses, {idle} that it does not",
+            f"{counts.total()} of {len(roles)} heads have a role{f' ({named})' if named else ''}; "
+            f"without a role: {without[0]} whose removal changes the loss{lower}, "
+            f"{without[1]} doing nothing, {without[2]} undecided",
             *map(self._told, self.relations),
         ]
 
@@ -257,17 +286,17 @@ class HeadRoles:
         return f"{what}: {text}{skipped}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return all figures as dicts, lists and numbers; NaN becomes None."""
+        """Return all figures as dicts, lists and numbers, NaN for what was not measured."""
         return {
             "n_windows": self.n_windows,
             "context": self.context,
             "roles": self.roles(),
-            "scores": {name: _plain(vars(score)) for name, score in self.scores.items()},
+            "scores": {name: _plain(score) for name, score in self.scores.items()},
             "relations": {
-                name: {**_plain(vars(relation)), "tracks": self.tracks(name).tolist()}
+                name: {**_plain(relation), "tracks": self.tracks(name).tolist()}
                 for name, relation in self.relations.items()
             },
-            "loss": _plain(vars(self.loss)),
+            "loss": _plain(self.loss),
             "summary": self.summary(),
         }
 
@@ -291,7 +320,7 @@ class HeadRoles:
             ["", *roles],
             *(
                 torch.tensor([math.nan, *of_heads.flatten().tolist()])
-                for of_heads in (self.loss.change, self.loss.error)
+                for of_heads in (self.loss.change, self.interval())
             ),
         )
         write_figure(figure, Path(path))
@@ -315,12 +344,8 @@ def _percent(share: Tensor | float) -> str:
     return "–" if math.isnan(share) else f"{100 * share:.0f}"
 
 
-def _plain(value: Any) -> Any:
-    """Return a value that JSON has a way to write."""
-    if isinstance(value, Tensor):
-        return _plain(value.tolist())
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_plain(inner) for inner in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+def _plain(score: HeadScore | RelationScore | LossChange) -> dict[str, Any]:
+    return {
+        name: value.tolist() if isinstance(value, Tensor) else value
+        for name, value in vars(score).items()
+    }

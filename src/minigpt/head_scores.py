@@ -8,7 +8,7 @@ A high score alone says little. An even look at all that is visible scores too, 
 always looks at the same place meets a verb or an earlier copy of a word now and then. So every
 score stands beside what it would be without knowing the words.
 
-N windows · T sequence · L layers · H heads
+N windows · B batch · T sequence · L layers · H heads · K d_head · D d_model
 """
 
 import math
@@ -16,18 +16,17 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from minigpt.attention_maps import AttentionMaps, recorded
+from minigpt.attention_maps import Attend, attending, entropy, finite, recorded
 from minigpt.compilation import uncompiled
-from minigpt.config import UserError
+from minigpt.config import UserError, require
 from minigpt.evaluate import evaluating
-from minigpt.layers.attention import CausalSelfAttention, causal_mask
+from minigpt.layers.attention import causal_mask
 from minigpt.model import MiniGPT
 from minigpt.sentences import Sentence, best_fixed_place
 from minigpt.tokenizer import Tokenizer
@@ -39,16 +38,16 @@ _IDS_PER_PASS = 2048
 _SENTENCES_PER_PASS = 20
 
 
-def held_out_windows(ids: np.ndarray, context: int, tokens: int | None = None) -> Tensor:
+def held_out_windows(ids: np.ndarray, context: int, n_tokens: int | None = None) -> Tensor:
     """Return windows of context ids and the one that follows, (N, T + 1), spread over a text.
 
-    tokens   about how many to look at; None: 16 windows, or as many as there are
+    n_tokens   about how many to look at; None: 16 windows, or as many as there are
     The windows do not overlap. Raises UserError where there are not two of them: to know where a
     head looks whatever the words are takes a second text.
     """
-    if tokens is not None and tokens < 2 * context:
+    if n_tokens is not None and n_tokens < 2 * context:
         raise UserError(
-            f"tokens is {tokens}: give at least {2 * context}, two windows of the model's context"
+            f"tokens is {n_tokens}: give at least {2 * context}, two windows of the model's context"
         )
     n_there = (len(ids) - 1) // context
     if n_there < 2:
@@ -56,7 +55,7 @@ def held_out_windows(ids: np.ndarray, context: int, tokens: int | None = None) -
             f"the text has {len(ids)} tokens: two windows of the model's context need at least "
             f"{2 * context + 1}, so choose another split"
         )
-    n_windows = min(n_there, N_WINDOWS if tokens is None else tokens // context)
+    n_windows = min(n_there, N_WINDOWS if n_tokens is None else n_tokens // context)
     # From one end of the text to the other: neighbours would tell of the same things.
     begins = [i * n_there // n_windows * context for i in range(n_windows)]
     windows = np.stack([ids[begin : begin + context + 1] for begin in begins])
@@ -75,7 +74,7 @@ def _is_signs(text: str) -> bool:
     return bool(text) and all(unicodedata.category(c)[0] in "PS" and c != "\ufffd" for c in text)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # == of tensors is no truth value
 class HeadScore:
     """One score of every head, between 0 and 1, and what it would be without knowing the words."""
 
@@ -141,18 +140,17 @@ def score_weights(
     ids, punctuation   (N, T): the windows, and which ids are punctuation
 
     A score is the weight on the places looked for, a mean over all rows that have a choice. The
-    entropy is that of `AttentionMaps`, a share of an even look's; its position_only is the entropy
+    entropy is that of `attention_maps`, a share of an even look's; its position_only is the entropy
     of the head's average over all windows. Where no row counts, a score is NaN.
     """
     n_windows, size = ids.shape
-    nowhere = [""] * size
-    hits, entropy, all_weights, n_rows = (torch.zeros(()) for _ in range(4))
+    hits, spread, all_weights, n_rows = (torch.zeros(()) for _ in range(4))
     all_places = torch.zeros(len(PLACES), size, size)
     for of_window, window, signs in zip(weights, ids, punctuation, strict=True):
         places = looked_for(window, signs)
         # Two (T, T) tables, multiplied cell by cell and summed: one product for all heads.
         hits = hits + (of_window.flatten(2) @ places.flatten(1).T.float()).double()  # (L, H, 7)
-        entropy = entropy + AttentionMaps(of_window, nowhere).entropy()
+        spread = spread + entropy(of_window)
         all_weights = all_weights + of_window
         all_places += places
         n_rows = n_rows + places.any(-1).sum(-1)  # (7,)
@@ -165,22 +163,25 @@ def score_weights(
         name: HeadScore(measured[..., i], position_only[..., i], float(even[i]), int(n_rows[i]))
         for i, name in enumerate(PLACES)
     }
-    average = AttentionMaps(all_weights / n_windows, nowhere).entropy()
-    scores["entropy"] = HeadScore(entropy / n_windows, average, 1.0, n_windows * (size - 1))
+    average = entropy(all_weights / n_windows)
+    scores["entropy"] = HeadScore(spread / n_windows, average, 1.0, n_windows * (size - 1))
     return scores
 
 
 @torch.no_grad()
 def recorded_windows(model: MiniGPT, ids: Tensor) -> Iterator[Tensor]:
-    """Yield the weights (L, H, T, T) of each window of ids (N, T), on the CPU."""
+    """Yield the weights (L, H, T, T) of each window of ids (N, T), on the CPU.
+
+    Raises UserError for a model that has diverged.
+    """
     device = next(model.parameters()).device
     for window in ids:
         with evaluating(model), recorded(model) as weights:
             model.hidden(window[None].to(device))
-        yield torch.cat(weights).float().cpu()
+        yield finite(torch.cat(weights).float().cpu(), "attention")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RelationScore:
     """How often each head, at one word of a sentence, finds the other word of a pair."""
 
@@ -269,7 +270,7 @@ def _last_rows(model: MiniGPT, texts: Sequence[list[int]], padding: int) -> Iter
         ids = torch.tensor([text + [padding] * (longest - len(text)) for text in batch])
         with evaluating(model), recorded(model) as weights:
             model.hidden(ids.to(device))
-        for_all = torch.stack(weights, dim=1).float().cpu()  # (B, L, H, T, T)
+        for_all = finite(torch.stack(weights, dim=1).float().cpu(), "attention")  # (B, L, H, T, T)
         for maps, text in zip(for_all, batch, strict=True):
             yield maps[..., len(text) - 1, : len(text)]
 
@@ -286,30 +287,52 @@ def sign_test(wins: Tensor, losses: Tensor) -> Tensor:
     return torch.tensor(tails, dtype=torch.float64).view(wins.shape)
 
 
+# 95 % of Student's t lie within ± this, for 1, 2, 3, … degrees of freedom.
+_T_QUANTILES = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306),
+    *(2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
+)
+
+
+def t_quantile(n_windows: int) -> float:
+    """Return in how many standard errors around the mean of n windows the true one lies, at 95 %.
+
+    Two windows tell little of how far windows differ, so for two it is 12.7; for many it is 1.96.
+    By table, and from 17 windows on by an expansion (Abramowitz & Stegun 1964, equation 26.7.5).
+    """
+    freedom = n_windows - 1
+    if freedom <= len(_T_QUANTILES):
+        return _T_QUANTILES[freedom - 1]
+    return 1.95996 + 2.37227 / freedom + 2.82250 / freedom**2
+
+
 @contextmanager
 def silenced(model: MiniGPT, layer: int, head: int) -> Iterator[None]:
     """Switch one head off inside the `with`: the values that it mixed become 0.
 
-    The output projection then adds nothing on its behalf; its bias stays. On leaving, by an error
-    too, the block computes as before. Inside, compiled blocks run as they are written.
+    The output projection then adds nothing on its behalf; its bias stays. Otherwise as `attending`.
+    Raises UserError for a layer or head that the model does not have.
     """
-    part = cast(CausalSelfAttention, model.blocks[layer].attention)
-    before = part.attend
+    n_layers, n_heads = model.config.n_layers, model.config.n_heads
+    require(
+        0 <= layer < n_layers and 0 <= head < n_heads,
+        f"head {layer}.{head} does not exist: the model has layers 0 to {n_layers - 1} and heads "
+        f"0 to {n_heads - 1}",
+    )
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-        mixed = before(q, k, v, dropout).clone()  # (B, H, T, K)
-        mixed[:, head] = 0.0
-        return mixed
+    def instead(number: int, before: Attend) -> Attend:
+        def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+            mixed = before(q, k, v, dropout).clone()  # (B, H, T, K)
+            mixed[:, head] = 0.0
+            return mixed
 
-    try:
-        part.attend = attend
-        with uncompiled():
-            yield
-    finally:
-        part.attend = before
+        return attend if number == layer else before
+
+    with attending(model, instead):
+        yield
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LossChange:
     """What the loss of a text becomes when one head after the other is switched off."""
 
@@ -338,7 +361,10 @@ def loss_changes(model: MiniGPT, windows: Tensor) -> LossChange:
 
 @torch.no_grad()
 def window_nats(model: MiniGPT, windows: Tensor) -> Tensor:
-    """Return the nats per token of each window (N, T + 1), (N,) float64 on the CPU."""
+    """Return the nats per token of each window (N, T + 1), (N,) float64 on the CPU.
+
+    Raises UserError for a model that has diverged.
+    """
     device = next(model.parameters()).device
     n_tokens = windows.size(1) - 1
     nats = []
@@ -348,4 +374,4 @@ def window_nats(model: MiniGPT, windows: Tensor) -> Tensor:
             hidden = model.hidden(ids[:, :-1])  # (B, T, D)
             _, of_each = model.output.nats(hidden.flatten(0, 1), ids[:, 1:].flatten())
             nats.append(of_each.view(-1, n_tokens).double().mean(1).cpu())
-    return torch.cat(nats)
+    return finite(torch.cat(nats), "loss")

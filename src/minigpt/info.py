@@ -259,7 +259,7 @@ def unknown_cost(run: Run, corpus: Corpus, split: Split) -> UnknownCost | None:
     """
     if run.tokenizer.unk_id is None:
         return None
-    return UnknownWords.learn(run.tokenizer, corpus.lines("train")).cost(corpus.lines(split))
+    return UnknownWords(run.tokenizer, corpus.lines("train")).cost(corpus.lines(split))
 
 
 def figures(

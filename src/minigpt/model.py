@@ -116,7 +116,7 @@ class MiniGPT(nn.Module):
         config = config.resolved()
         self.config = config
         self.embedding = self._make_embedding()
-        # Section 3.4: the sines are of size 1, so the words must be too, or nobody hears them.
+        # Section 3.4: a table that scores words is small; beside sines, nobody would hear it.
         self.embedding_scale = math.sqrt(config.d_model) if config.position == "sinusoidal" else 1.0
         self.positions = self._make_positions()
         # One table of angles for all blocks: a position is the same in each of them.
@@ -175,8 +175,8 @@ class MiniGPT(nn.Module):
         """Give every matrix small random weights: GPT-2's (Radford et al. 2019, section 2.3).
 
         Standard deviation 0.02, and smaller by √(2L) where a matrix writes to the stream, to which
-        2L parts add. Tables that are multiplied by √D (paper, section 3.4) begin at 1/√D instead,
-        so that words are as large as the sines that are added to them.
+        2L parts add. Tables that are multiplied by √D (paper, section 3.4) begin at 1/√D instead;
+        times √D that is 1, of the order of the sines (root mean square 1/√2).
         """
         # Parts that agree by chance alone add up as √(2L), which this takes out again.
         into_stream = 0.02 / math.sqrt(2 * self.config.n_layers)

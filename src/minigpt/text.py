@@ -23,8 +23,8 @@ from minigpt.config import UserError, closest
 Words = Callable[[str], list[str]]
 
 # The twelve rules of basic_english, in the order in which they are applied. The order matters: a
-# quotation mark is gone before <br /> is looked for. The two blanks after an apostrophe do not;
-# they are torchtext's.
+# quotation mark is gone before <br /> is looked for. The second blank after an apostrophe has no
+# effect; it is torchtext's.
 _RULES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -95,6 +95,20 @@ class Vocab:
                 raise RuntimeError(f"Duplicate token found in tokens list: {token}")
             self.append_token(token)
 
+    def _require_index(self, index: int, end: int, where: str = "") -> None:
+        """Raise RuntimeError unless 0 ≤ index < end; a list would take −1 for its last."""
+        if not 0 <= index < end:
+            raise RuntimeError(
+                f"Specified index {index}{where} is out of bounds for vocab of size {len(self)}"
+            )
+
+    def _require_new(self, token: str) -> None:
+        """Raise RuntimeError, saying where it stands, for a token that is known already."""
+        if token in self:
+            raise RuntimeError(
+                f"Token {token} already exists in the Vocab with index: {self._indices[token]}"
+            )
+
     def __len__(self) -> int:
         return len(self._tokens)
 
@@ -121,21 +135,14 @@ class Vocab:
 
     def lookup_token(self, index: int) -> str:
         """Return the token at `index`. Raises RuntimeError where there is none."""
-        if not 0 <= index < len(self):  # a list would take -1 for its last
-            raise RuntimeError(
-                f"Specified index {index} is out of bounds for vocab of size {len(self)}"
-            )
+        self._require_index(index, len(self))
         return self._tokens[index]
 
     def lookup_tokens(self, indices: Iterable[int]) -> list[str]:
         """Return the tokens at `indices`. Raises RuntimeError, saying where, if one has none."""
         indices = list(indices)
         for position, index in enumerate(indices):
-            if not 0 <= index < len(self):
-                raise RuntimeError(
-                    f"Specified index {index} at position {position} is out of bounds "
-                    f"for vocab of size {len(self)}"
-                )
+            self._require_index(index, len(self), f" at position {position}")
         return [self._tokens[index] for index in indices]
 
     def get_stoi(self) -> dict[str, int]:
@@ -159,10 +166,7 @@ class Vocab:
 
     def append_token(self, token: str) -> None:
         """Add `token` at the end. Raises RuntimeError where it is known already."""
-        if token in self:
-            raise RuntimeError(
-                f"Token {token} already exists in the Vocab with index: {self._indices[token]}"
-            )
+        self._require_new(token)
         self._indices[token] = len(self._tokens)
         self._tokens.append(token)
 
@@ -172,14 +176,8 @@ class Vocab:
         The default index stays the number it was, as in torchtext: set it after inserting.
         Raises RuntimeError for an index outside [0, len] and for a token that is known already.
         """
-        if not 0 <= index <= len(self):
-            raise RuntimeError(
-                f"Specified index {index} is out of bounds for vocab of size {len(self)}"
-            )
-        if token in self:
-            raise RuntimeError(
-                f"Token {token} already exists in the Vocab with index: {self._indices[token]}"
-            )
+        self._require_index(index, len(self) + 1)
+        self._require_new(token)
         self._tokens.insert(index, token)
         self._indices = {known: i for i, known in enumerate(self._tokens)}
 

@@ -12,11 +12,13 @@
                                                     │  output
                                              logits (B, T, V)
 
-Mini-GPT (`model`) is the right half without its cross-attention; both are made of the same layers.
-Read in this order: what stands around a sublayer, where the paper and GPT-2 differ (`PostNorm`,
-`PreNorm`); the two layers and their stacks; who may see whom (`padding_mask`, `look_ahead_mask`);
-the model; what its training takes, `label_smoothing_loss` and `paper_rate`; and how it writes,
-`greedy_decode` and `beam_search`.
+Mini-GPT (`model`) is the right half without its cross-attention. It shares equation 1, the
+feed-forward network, the norm and the sines with this file; its attention, `CausalSelfAttention`,
+which reads one sequence alone and has a cache, and its blocks are its own. Read in this order: what
+stands around a sublayer, where the paper and GPT-2 differ (`PostNorm`, `PreNorm`); the two layers
+and their stacks; who may see whom (`padding_mask`, `look_ahead_mask`); the model; what its training
+takes, `label_smoothing_loss` and `paper_rate`; and how it writes, `greedy_decode` and
+`beam_search`.
 
 B batch · S source length · T target length · D d_model · V target vocabulary · L n_layers
 """
@@ -57,9 +59,9 @@ class PostNorm(Residual):
     Whatever leaves a sublayer then has the same size, however many came before it, so the next one,
     the memory and the output find vectors they can work with, and no norm is needed at the end. The
     price: on its way down the gradient passes every norm, and each divides it by the size of the
-    sum, some √2 at the start. In a decoder the lowest layers hear least, the topmost most, and a
-    full rate from the first step on throws them off (Xiong et al. 2020). The warm-up of
-    `paper_rate` answers that.
+    sum, between 1.1 and 1.5 in a fresh base model. In a decoder the lowest layers hear least, the
+    topmost most, and a full rate from the first step on throws them off (Xiong et al. 2020). The
+    warm-up of `paper_rate` answers that.
     """
 
     def forward(self, x: Tensor, sublayer: Sublayer) -> Tensor:
@@ -157,7 +159,7 @@ class DecoderLayer(nn.Module):
         """
         around_self, around_cross, around_feed_forward = self.residuals
         x = around_self(x, lambda x: self.self_attention(x, x, x, target_mask)[0])
-        # Never normed here, in neither kind: the memory left the encoder's stack normed already.
+        # Never normed here, in either kind: the memory left the encoder's stack normed already.
         x = around_cross(x, lambda x: self.cross_attention(x, memory, memory, source_mask)[0])
         x = around_feed_forward(x, self.feed_forward)
         return x
@@ -226,8 +228,8 @@ def look_ahead_mask(ids: Tensor, pad_id: int) -> Tensor:
     could copy the answer. In decoding the later words do not exist yet; the mask stays, so that
     each position computes there what it computed in training.
 
-    A position always sees itself, which is no cheating: the target is shifted right, so what stands
-    at position i is word i − 1. Padding stands at the end, where no word looks anyway; the mask
+    A word always sees itself, which is no cheating: the target is shifted right, so what stands at
+    position i is word i − 1. Padding stands at the end, where no word looks anyway; the mask
     says so too, for targets that are padded in front.
     """
     return padding_mask(ids, pad_id) & causal_mask(ids.size(1), ids.size(1), ids.device)
@@ -237,14 +239,17 @@ def _require_ids(name: str, ids: Tensor, vocab_size: int) -> None:
     """Raise UserError unless ids is (B, T) int64, not empty, within the vocabulary.
 
     The table would refuse an id outside, too, but on a GPU by killing the whole process, and in
-    neither place would it say which of the two sequences has it.
+    neither place would it say which of the two sequences has it. Compiled code checks no values:
+    what it does next must not depend on them.
     """
     require(
         ids.dim() == 2 and ids.dtype == torch.int64 and ids.numel() > 0,
         f"{name} is {ids.dtype} of shape {tuple(ids.shape)}: give ids (B, length) of type "
         "torch.int64, at least one a row",
     )
-    low, high = ids.min().item(), ids.max().item()
+    if torch.compiler.is_compiling():
+        return
+    low, high = torch.stack(ids.aminmax()).tolist()  # one wait for the device, not two
     require(
         low >= 0 and high < vocab_size,
         f"{name} has the id {low if low < 0 else high}: its vocabulary goes from 0 to "
@@ -286,6 +291,9 @@ class Transformer(nn.Module):
         Raises UserError for sizes that do not fit together.
         """
         super().__init__()
+        sizes = {"d_model": d_model, "n_heads": n_heads, "n_layers": n_layers, "d_ff": d_ff}
+        for name, size in (*sizes.items(), ("max_len", max_len)):
+            require(size >= 1, f"{name} is {size}: it must be at least 1")
         require(
             0 <= pad_id < min(source_vocab_size, target_vocab_size),
             f"pad_id is {pad_id}: it must be an id of both vocabularies, which have "
@@ -300,10 +308,10 @@ class Transformer(nn.Module):
         self.source_embedding = nn.Embedding(source_vocab_size, d_model)
         self.target_embedding = nn.Embedding(target_vocab_size, d_model)
         self.positions = PositionalEncoding(d_model, dropout, max_len)
-        sizes = (d_model, n_heads, d_ff, dropout, norm_placement)
+        layer = (d_model, n_heads, d_ff, dropout, norm_placement)
         norms = [LayerNorm(d_model) if norm_placement == "pre" else nn.Identity() for _ in range(2)]
-        self.encoder = Encoder([EncoderLayer(*sizes) for _ in range(n_layers)], norms[0])
-        self.decoder = Decoder([DecoderLayer(*sizes) for _ in range(n_layers)], norms[1])
+        self.encoder = Encoder([EncoderLayer(*layer) for _ in range(n_layers)], norms[0])
+        self.decoder = Decoder([DecoderLayer(*layer) for _ in range(n_layers)], norms[1])
         self.output = nn.Linear(d_model, target_vocab_size)
         # Shared, a word is scored by how well it agrees with the vector that it is read as.
         if share_embeddings:
@@ -312,10 +320,12 @@ class Transformer(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """Draw fresh weights as the authors' code does; the paper does not say how.
+        """Draw fresh weights; the paper does not say how, and its authors' code much like this.
 
         Matrices keep the variance of what passes them, in both directions on average (Glorot and
-        Bengio 2010, equation 16). Tables have 1/√D, which their √D makes as large as the sines.
+        Bengio 2010, equation 16). Tables get standard deviation 1/√D; times √D that is 1, of the
+        order of the sines (root mean square 1/√2). An output that shares no table is drawn like any
+        other matrix here, and like a table there.
         """
         for name, parameter in self.named_parameters():
             if "embedding" in name:
@@ -329,7 +339,7 @@ class Transformer(nn.Module):
         """Look up ids (B, T), scale by √D (section 3.4), add positions (3.5): (B, T, D).
 
         A table that also scores words wants rows of length 1, or its logits of D terms grow too
-        large; sines of size 1 want words of size 1, which √D makes of those rows.
+        large. √D makes entries of size 1 of those rows, so that beside the sines they are heard.
         """
         x: Tensor = self.positions(embedding(ids) * math.sqrt(self.d_model))
         return x
@@ -382,8 +392,8 @@ def label_smoothing_loss(
 ) -> Tensor:
     """Return the mean nats of targets, a share ε of which is spread over all words (section 5.4).
 
-    (1 − ε) · (−log p(target)) + ε · the mean over V of −log p. Being sure beyond 1 − ε costs more
-    than it gains: perplexity suffers, the translations gain (Szegedy et al. 2016, section 7).
+    (1 − ε) · (−log p(target)) + ε · the mean over V of −log p. Being surer than 1 − ε + ε/V costs
+    more than it gains: perplexity suffers, translations gain (Szegedy et al. 2016, section 7).
 
     logits   (B, T, V) or (…, V)    targets   (B, T) or (…) int64; padding does not count
     smoothing   ε. The whole vocabulary shares it, the target too, as PyTorch's cross_entropy has it
@@ -401,8 +411,10 @@ def label_smoothing_loss(
     _require_ids("targets", targets.reshape(1, -1), logits.size(-1))
     log_probs = logits.log_softmax(dim=-1)
     nats_of_target = -log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)  # (B, T)
-    nats_of_any_word = -log_probs.mean(dim=-1)  # (B, T)
-    nats = (1 - smoothing) * nats_of_target + smoothing * nats_of_any_word
+    nats = (1 - smoothing) * nats_of_target
+    # Where a word is impossible the mean is infinite, and a share of 0 of it no number at all.
+    if smoothing > 0:
+        nats = nats - smoothing * log_probs.mean(dim=-1)
     return nats.masked_fill(~counts, 0.0).sum() / counts.sum().clamp(min=1)
 
 
@@ -422,16 +434,18 @@ def paper_rate(step: int, d_model: int = 512, warmup_steps: int = 4_000) -> floa
 
 
 @contextmanager
-def _writing(model: nn.Module) -> Iterator[None]:
-    """Switch dropout and gradients off inside the `with`, and put the mode back as it was."""
-    was_training = model.training
+def _not_learning(model: nn.Module) -> Iterator[None]:
+    """Switch dropout and gradients off inside the `with`; then each part has its mode again."""
+    # Part by part: whoever trains a decoder on a frozen encoder has that one in the other mode.
+    training = [part for part in model.modules() if part.training]
     model.eval()
     # Put back even where an error leaves the `with`: a training loop may catch it and go on.
     try:
         with torch.no_grad():
             yield
     finally:
-        model.train(was_training)
+        for part in training:
+            part.training = True
 
 
 def _most_words(model: Transformer, source: Tensor, eos_id: int, max_len: int | None) -> int:
@@ -474,7 +488,7 @@ def greedy_decode(
     max_len   None: as many words as the longest source has, and 50 more (section 6.1)
     Raises UserError for ids outside their vocabulary and for max_len below 1.
     """
-    with _writing(model):
+    with _not_learning(model):
         memory = model.encode(source)
         target = source.new_full((source.size(0), 1), bos_id)
         ended = torch.zeros_like(source[:, 0], dtype=torch.bool)  # (B,)
@@ -525,7 +539,7 @@ def beam_search(
 
     running: list[tuple[list[int], float]] = [([bos_id], 0.0)]  # beginnings and their log P
     ended: list[tuple[list[int], float]] = []  # outputs and their scores
-    with _writing(model):
+    with _not_learning(model):
         memory = model.encode(source)
         for _ in range(_most_words(model, source, eos_id, max_len)):
             n = len(running)

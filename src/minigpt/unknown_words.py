@@ -1,6 +1,6 @@
 """What stands behind `<unk>`: the words that a cut vocabulary left out, and what each would cost.
 
-    unknown = UnknownWords.learn(tokenizer, corpus.lines("train"))
+    unknown = UnknownWords(tokenizer, corpus.lines("train"))
     cost = unknown.cost(corpus.lines("valid"))
     perplexity((score.nats + cost.nats) / score.tokens)
 
@@ -45,8 +45,11 @@ class UnknownCost(NamedTuple):
 class UnknownWords:
     """The distribution q of the words of train that a tokenizer reads as `<unk>`."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        """Begin with no words. Raises UserError for a kind that spells every word: bpe and char."""
+    def __init__(self, tokenizer: Tokenizer, train_lines: Iterable[str]) -> None:
+        """Count what `tokenizer` reads as `<unk>` in train, and in nothing but train.
+
+        Raises UserError for a kind that spells every word: bpe and char.
+        """
         if tokenizer.kind not in _WORDS:
             raise UserError(
                 f"tokenizer kind {tokenizer.kind} reads no word as <unk>: "
@@ -54,19 +57,9 @@ class UnknownWords:
             )
         self._tokenizer = tokenizer
         self._counts: Counter[str] = Counter()
-        self._total = 0
-
-    @classmethod
-    def learn(cls, tokenizer: Tokenizer, train_lines: Iterable[str]) -> "UnknownWords":
-        """Count what `tokenizer` reads as `<unk>` in train, and in nothing but train.
-
-        Raises UserError for a kind of tokenizer that has no `<unk>` of its own.
-        """
-        learnt = cls(tokenizer)
         for line in train_lines:
-            learnt._counts.update(learnt._unknown(line))
-        learnt._total = learnt._counts.total()
-        return learnt
+            self._counts.update(self._unknown(line))
+        self._total = self._counts.total()
 
     def __len__(self) -> int:
         """Return how many different words share the `<unk>`."""
@@ -92,6 +85,6 @@ class UnknownWords:
     def _unknown(self, line: str) -> list[str]:
         """Return the words of `line` that have no entry, and each `<unk>` that it says itself."""
         tokenizer = self._tokenizer
-        known = (None, tokenizer.unk_id)
+        without_entry = (None, tokenizer.unk_id)
         words = _WORDS[tokenizer.kind](line)
-        return [word for word in words if tokenizer.token_to_id(word) in known]
+        return [word for word in words if tokenizer.token_to_id(word) in without_entry]

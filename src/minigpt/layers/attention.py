@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from minigpt.config import require
 from minigpt.layers.norm import RMSNorm
 
 
@@ -49,24 +50,35 @@ def attention(
 
 
 def _check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
-    """Raise ValueError unless mask holds only 0 and 1 and broadcasts to shape (…, T, S)."""
+    """Raise UserError unless mask holds only 0 and 1 and broadcasts to shape (…, T, S)."""
+    # (B, T, S) would broadcast wherever there are as many texts as heads, to each head its text's.
+    require(
+        not 2 < mask.dim() < len(shape) or all(size == 1 for size in mask.shape[:-2]),
+        f"mask has shape {tuple(mask.shape)}, which leaves open what its first axis counts: "
+        "unsqueeze it to (B, 1, T, S), a mask for each text, or to (1, H, T, S), one for each head",
+    )
     sizes = zip(reversed(mask.shape), reversed(shape), strict=False)
-    if mask.dim() > len(shape) or any(size not in (1, wanted) for size, wanted in sizes):
-        raise ValueError(
-            f"mask has shape {tuple(mask.shape)}: give one that broadcasts to {shape}, "
-            "a row for each query and a column for each key"
-        )
+    require(
+        mask.dim() <= len(shape) and all(size in (1, wanted) for size, wanted in sizes),
+        f"mask has shape {tuple(mask.shape)}: give one that broadcasts to {shape}, "
+        "a row for each query and a column for each key",
+    )
     # Other code bases *add* their mask to the scores: 0 where one may look, -inf where not. Read
     # as ours, such a mask would hide the past and show the future, and the loss would look fine.
-    if mask.dtype != torch.bool and not ((mask == 0) | (mask == 1)).all():
-        raise ValueError(
-            "mask has numbers other than 0 and 1: give 0 where a position is hidden, 1 elsewhere; "
-            "of a mask that is to be added, give mask == 0"
-        )
+    require(
+        mask.dtype == torch.bool or bool(((mask == 0) | (mask == 1)).all()),
+        "mask has numbers other than 0 and 1: give 0 where a position is hidden, 1 elsewhere; "
+        "of a mask that is to be added, give mask == 0",
+    )
 
 
 class ScaledDotProductAttention(nn.Module):
-    """Equation 1 as a module, with a mask that says who is hidden and dropout on the weights."""
+    """Equation 1 as a module, with a mask that says who is hidden and dropout on the weights.
+
+    The paper drops out what sublayers return and the embedding sums, no weights (section 5.4); its
+    authors' code, tensor2tensor, drops out weights too, as do The Annotated Transformer and
+    PyTorch.
+    """
 
     def __init__(self, dropout: float = 0.1) -> None:
         super().__init__()
@@ -79,7 +91,7 @@ class ScaledDotProductAttention(nn.Module):
 
         q   (…, T, K)    k, v   (…, S, K)
         mask   broadcastable to (…, T, S); where it is 0 (or False) is hidden; None hides nothing
-        Raises ValueError for a mask of another shape or with numbers other than 0 and 1.
+        Raises UserError for a mask of another shape or with numbers other than 0 and 1.
         """
         visible = torch.ones((), dtype=torch.bool, device=q.device)
         if mask is not None:
@@ -113,10 +125,10 @@ class MultiHeadAttention(nn.Module):
 
     def __init__(self, d_model: int = 512, n_heads: int = 8, dropout: float = 0.1) -> None:
         super().__init__()
-        if d_model < 1 or n_heads < 1 or d_model % n_heads:
-            raise ValueError(
-                f"d_model {d_model} is not a multiple of n_heads {n_heads}: change one of them"
-            )
+        require(
+            d_model >= 1 and n_heads >= 1 and d_model % n_heads == 0,
+            f"d_model {d_model} is not a multiple of n_heads {n_heads}: change one of them",
+        )
         self.n_heads = n_heads
         self.query = nn.Linear(d_model, d_model)
         self.key = nn.Linear(d_model, d_model)
@@ -133,6 +145,7 @@ class MultiHeadAttention(nn.Module):
         mask    (T, S), (B, T, S) or (B, H, T, S); where it is 0 is hidden. Padding is the same for
                 every query, (B, 1, S): see `padding_mask` in minigpt.transformer, and beside it
                 `look_ahead_mask` in minigpt.transformer for what a decoder must not see.
+        Raises UserError as `ScaledDotProductAttention` does.
         """
         if mask is not None and mask.dim() == 3:
             mask = mask.unsqueeze(1)  # (B, 1, T, S): one mask for all heads
@@ -198,7 +211,8 @@ class KeyValueCache:
 
     Exact, not an approximation: nothing later is ever visible, so no vector of a position that was
     read depends on what follows it, in the first layer nor, layer by layer, in any other. When the
-    text grows, its keys and values would only be computed again, to the same numbers.
+    text grows, its keys and values would only be computed again, to the same numbers, up to
+    rounding.
 
     The buffers have their full size from the start; nothing is allocated per word.
     """
