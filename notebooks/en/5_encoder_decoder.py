@@ -163,8 +163,10 @@ plt.show()
 # | padding, cross | the decoder does not read the filling | the same, for each word |
 # | look-ahead | position i must say word i + 1 unseen | the future does not exist yet |
 #
-# (The look-ahead mask stays on in decoding, so that each position computes what it computed
-# before.)
+# (The look-ahead mask stays on in decoding, so that each position computes what it computed before.
+# Evaluation hides what training hides: there, too, the whole text goes in at once. With a cache of
+# keys and values, notebook 2, only the newest word is computed; its row of the mask hides nothing,
+# so none is needed.)
 #
 # The words of the target go in shifted by one (*outputs shifted right* in figure 1): what position
 # i reads, and what it has to say. Feeding the right words whatever the model would have said is
@@ -273,8 +275,8 @@ assert math.isclose(paper_rate(16_000), paper_rate(4_000) / 2)
 # post-norm, Adam with β₂ = 0.98, label smoothing, warm-up and decay (200 steps, half of the rate).
 # Only dropout is left out, since the exercises never run out.
 #
-# The last habit is from section 6.1 and easily overlooked: the paper's models are **averages of
-# their last five checkpoints**. Keep one every 40 steps.
+# The last habit is from section 6.1 and easily overlooked: the paper's base models are **averages
+# of their last five checkpoints**, the big ones of the last twenty. Keep one every 40 steps.
 
 # %%
 torch.manual_seed(1)

@@ -174,9 +174,8 @@ axes.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# Steep at first: which words are frequent at all is learnt within a dozen steps. Then slower: which
-# word follows which. And a last fall as the rates go to zero, when the noise of the steps dies
-# down.
+# Steep at first, when it learns which words are frequent at all; then slower: which word follows
+# which. Towards the end the rates go to zero, and the noise of the steps dies down with them.
 #
 # ## Perplexity, with all that it depends on
 #
@@ -189,9 +188,9 @@ found = figures(run, "valid", stream, validated.score, context=context, stride=c
 table(["what", "value"], figure_rows({**found, "run": run.path.name}))
 
 # %% [markdown]
-# For scale, on WikiText-2: a unigram has 965 and a bigram 312 (notebook 6); ten minutes of the
-# preset `wikitext2` on two cores reach about 127; what took others hours to days stands at 60 to
-# 70.
+# A minute is little, and how far it reaches depends on the machine: compare your own figure with
+# these. On WikiText-2 a unigram has 965 and a bigram 312 (notebook 6); ten minutes of the preset
+# `wikitext2` on two cores reach about 127; what took others hours to days stands at 60 to 70.
 #
 # ## What it writes
 #
@@ -208,10 +207,9 @@ for temperature in (0.3, 0.8, 1.3):
     print(f"[{temperature}] {prompt}{text}\n")
 
 # %% [markdown]
-# Cold, it circles among the most frequent phrases. Hot, it draws from the long tail of rare words
-# (Zipf again) and falls apart. Somewhere between, the local grammar holds, and the text is about
-# nothing: a model that has seen a part of a small corpus once has learnt which words go together,
-# not what the world is like.
+# Cold, it keeps to the most frequent words and phrases. Hot, it draws from the long tail of rare
+# words (Zipf again) and falls apart. Somewhere between, the local grammar holds best, and the text
+# is about nothing: what a minute can teach is which words go together, not what the world is like.
 #
 # ## What it expects next
 #
@@ -258,8 +256,8 @@ minigpt.heads(run)
 
 # %% [markdown]
 # After a minute of training, do not expect a relation for each head. Heads of the first layers that
-# look at the neighbours come first; heads whose loss column is near zero do nothing that the model
-# would miss, whatever their picture looks like.
+# look at the neighbours tend to come first; heads whose loss column is near zero do nothing that
+# the model would miss, whatever their picture looks like.
 #
 # ## The logit lens
 #
@@ -291,8 +289,9 @@ table(["word read", "word to come", *(f"after {name}" for name in names)], rows)
 # %% [markdown]
 # In each cell: what the model would say there, and in brackets the rank of the word that really
 # comes next (1: it is right). The table of words is shared by input and output, so before the first
-# block the stream is the word itself, and that is what is read. Then the blocks turn "which word is
-# this?" into "which word comes next?", a little with each.
+# block the stream is the word itself, and one may expect to read just that. The blocks then have to
+# turn "which word is this?" into "which word comes next?". How far each of them gets, the ranks
+# above and the nats below tell.
 
 # %%
 nexts = torch.tensor(ids[1:])
@@ -318,7 +317,7 @@ purposes = {
     "best.json": "names the checkpoint with the lowest loss on valid, which all commands open",
     "model.safetensors": "the weights",
     "trainer.safetensors": "the optimizers' memories and the random generators",
-    "trainer.json": "step, schedule, position in the data; sizes and hashes of the other two",
+    "trainer.json": "step, clock, best figure, optimizer groups; sizes and hashes of the other two",
 }
 files = sorted(path for path in run.path.rglob("*") if path.is_file())
 rows = [
@@ -335,9 +334,10 @@ table(["file", "bytes", "what it is for"], rows)
 #
 # ## What a minute can and cannot do
 #
-# In a minute a model of this size learns frequencies, the neighbours of frequent words, the shape
-# of sentences and headings. It does not learn facts, does not keep to a subject for more than a few
-# words, and its heads are hardly specialised. Those need more steps, and there is no trick to it:
+# A model of this size learns frequencies first, then the neighbours of frequent words, then the
+# shape of sentences and headings; how far down this list a minute leads, the machine decides. It
+# does not lead to facts, to a subject kept for more than a few words, or to a role for each head.
+# Those need more steps, and there is no trick to it:
 #
 # `minigpt train wikitext2 --minutes 10`
 #

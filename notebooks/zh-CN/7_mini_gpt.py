@@ -169,8 +169,8 @@ axes.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# 一开始很陡：哪些词常见，十几步就学会了。然后变慢：哪个词后面跟哪个词。
-# 最后随着学习率降到零还有一小段下降，那是各步的噪声平息下来了。
+# 一开始很陡，这时学的是哪些词常见；然后变慢：哪个词后面跟哪个词。接近结束时学习率降到零，
+# 各步的噪声也随之平息。
 #
 # ## 困惑度，连同它所依赖的一切
 #
@@ -182,8 +182,9 @@ found = figures(run, "valid", stream, validated.score, context=context, stride=c
 table(["what", "value"], figure_rows({**found, "run": run.path.name}))
 
 # %% [markdown]
-# 作个参照，在 WikiText-2 上：unigram 是 965，bigram 是 312（第 6 篇）；
-# 预设 `wikitext2` 在两个核上训练十分钟，大约到 127；别人花几小时到几天得到的结果在 60 到 70。
+# 一分钟很短，能走到哪里取决于机器：请拿你自己的数与下面这些比较。在 WikiText-2 上，unigram 是 965，
+# bigram 是 312（笔记本 6）；预设 `wikitext2` 在两个核上训练十分钟，大约到 127；
+# 别人花几小时到几天得到的结果在 60 到 70。
 #
 # ## 它写些什么
 #
@@ -199,9 +200,9 @@ for temperature in (0.3, 0.8, 1.3):
     print(f"[{temperature}] {prompt}{text}\n")
 
 # %% [markdown]
-# 温度低，它在最常见的短语里打转。温度高，它从生僻词的长尾里抽（又是齐普夫），文本就散了。
-# 在两者之间，局部的语法还站得住，内容却不知所云：在一个小语料上只见过一小部分的模型，
-# 学到的是哪些词常在一起，而不是世界是什么样子。
+# 温度低，它只用最常见的词和短语。温度高，它从生僻词的长尾里抽（又是齐普夫），文本就散了。
+# 在两者之间，局部的语法最站得住，内容却不知所云：一分钟能教会的是哪些词常在一起，
+# 而不是世界是什么样子。
 #
 # ## 它以为接下来是什么
 #
@@ -245,7 +246,7 @@ minigpt.attention(run, sentence)
 minigpt.heads(run)
 
 # %% [markdown]
-# 训练一分钟以后，不要指望每个头都对应一种关系。最先出现的是低层里看相邻位置的头；
+# 训练一分钟以后，不要指望每个头都对应一种关系。最先出现的多半是低层里看相邻位置的头；
 # 损失那一列接近零的头，不管它的图像什么样子，模型少了它都无所谓。
 #
 # ## logit 透镜
@@ -277,8 +278,8 @@ table(["word read", "word to come", *(f"after {name}" for name in names)], rows)
 
 # %% [markdown]
 # 每一格里是模型在那里会说的词，括号里是真正的下一个词排在第几（1 就是对了）。
-# 输入和输出共用一张词表，所以在第一个块之前，流里就是这个词自己，读出来的也就是它。
-# 然后各个块把“这是哪个词？”变成“下一个是哪个词？”，每个块都推进一点。
+# 输入和输出共用一张词表，所以在第一个块之前，流里就是这个词自己，可以预料读出来的也是它。
+# 然后各个块要把“这是哪个词？”变成“下一个是哪个词？”。每个块推进多少，看上面的名次和下面的奈特数。
 
 # %%
 nexts = torch.tensor(ids[1:])
@@ -304,7 +305,7 @@ purposes = {
     "best.json": "names the checkpoint with the lowest loss on valid, which all commands open",
     "model.safetensors": "the weights",
     "trainer.safetensors": "the optimizers' memories and the random generators",
-    "trainer.json": "step, schedule, position in the data; sizes and hashes of the other two",
+    "trainer.json": "step, clock, best figure, optimizer groups; sizes and hashes of the other two",
 }
 files = sorted(path for path in run.path.rglob("*") if path.is_file())
 rows = [
@@ -321,8 +322,9 @@ table(["file", "bytes", "what it is for"], rows)
 #
 # ## 一分钟能做什么，不能做什么
 #
-# 一分钟里，这么大的模型能学会词频、常见词的左邻右舍、句子和标题的样子。它学不到事实，
-# 讲一件事坚持不了几个词，它的头也几乎没有分工。这些都需要更多的步数，没有什么窍门：
+# 这么大的模型先学会词频，再学会常见词的左邻右舍，然后是句子和标题的样子；一分钟能走到哪一步，
+# 取决于机器。它学不到事实，讲一件事坚持不了几个词，也不会让每个头各司其职。这些都需要更多的步数，
+# 没有什么窍门：
 #
 # `minigpt train wikitext2 --minutes 10`
 #
