@@ -134,3 +134,11 @@ def test_mistakes_are_told_before_anything_is_made(run: minigpt.Run, tmp_path: P
     assert not (tmp_path / "run").exists()
     with pytest.raises(minigpt.UserError, match="exists"):
         minigpt.train(run.config, run.path)
+
+
+def test_the_path_of_a_run_is_not_the_run() -> None:
+    for call in (minigpt.evaluate, minigpt.generate, minigpt.heads):
+        with pytest.raises(minigpt.UserError, match=r"run is 'runs/x': give what minigpt.load or"):
+            call("runs/x")
+    with pytest.raises(minigpt.UserError, match="run is 'runs/x'"):
+        minigpt.attention("runs/x", "the")

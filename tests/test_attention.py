@@ -241,6 +241,17 @@ def test_heads_that_do_not_share_out_the_width_are_refused(d_model, n_heads):
         MultiHeadAttention(d_model, n_heads)
 
 
+@pytest.mark.parametrize(("n_texts", "n_queries", "n_keys"), [(0, T, S), (B, 0, S), (B, T, 0)])
+def test_nothing_asked_or_nothing_there_is_no_error(n_texts, n_queries, n_keys):
+    ours, _ = multi_head()
+    key = torch.randn(n_texts, n_keys, D)
+    output, weights = ours(torch.randn(n_texts, n_queries, D), key, key)
+    assert output.shape == (n_texts, n_queries, D)
+    assert weights.shape == (n_texts, H, n_queries, n_keys)
+    if n_keys == 0:
+        assert_close(output, ours.output.bias.expand_as(output))
+
+
 def test_heads_split_and_merge():
     x = torch.randn(B, T, D)
     heads = split_heads(x, H)

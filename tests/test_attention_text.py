@@ -108,9 +108,9 @@ def test_characters_shade_as_colours_do(size: int, side: int) -> None:
 def test_every_column_has_its_token_right_on_top_of_it() -> None:
     tokens = ["one", "two", "three", "four", "five"]
     lines = heat_map(causal(5), tokens, "", width=80).split("\n")
-    top = next(n for n, line in enumerate(lines) if line.strip() == "one")
+    top = next(n for n, line in enumerate(lines) if line.strip() == "↓one")
     for j, token in enumerate(tokens):  # cells are five columns wide, labels as wide as the longest
-        assert lines[top + j][6 + 5 * j :].rstrip() == token
+        assert lines[top + j][6 + 5 * j :].rstrip() == f"↓{token}"
     assert [line.split()[0] for line in lines[top + 1 : top + 6]] == tokens
 
 

@@ -179,7 +179,11 @@ def test_python_m_minigpt() -> None:
         ("evaluate", "RUN is missing"),
         ("evaluate run --split vlaid", "--split is vlaid (did you mean valid?)"),
         ("generate run --temprature 1", "(did you mean --temperature?)"),
-        ("generate run a prompt", "argument a has no place here: put text with blanks in quotes"),
+        (
+            "generate run a prompt",
+            "argument a has no place here: a text to continue goes behind --",
+        ),
+        ("attention run a text", "argument text has no place here: put text with blanks in quotes"),
         ("generate run --top-p x", "--top-p is x: it must be a number"),
         ("attention run", "TEXT is missing"),
         ("attention run text --out picture.jpg", "--out is picture.jpg"),
@@ -460,7 +464,7 @@ def test_windows_that_cannot_be(
 def test_attention_is_printed(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["attention", str(run_dir), "the city of stone"]) == 0
     out, err = capsys.readouterr()
-    assert re.match(r"Layer 0, head [01] \(counted from 0\), of 1 layer with 2 heads\n", out)
+    assert re.match(r"Layer 0, head [01] \(counted from 0\), of 1 layer with 2 heads: the most focused", out)
     assert "\x1b" not in out  # no terminal, no colour
     for word in ("the", "city", "of", "stone"):
         assert len(re.findall(rf"\b{word}\b", out)) >= 2  # it looks, and is looked at

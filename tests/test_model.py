@@ -392,3 +392,9 @@ def test_more_ids_than_the_context_are_refused(name):
 def test_a_model_whose_vocabulary_nobody_named_is_refused():
     with pytest.raises(UserError, match="vocab_size is 0"):
         MiniGPT(replace(GPT2, vocab_size=0))
+
+
+def test_ids_of_another_shape_are_refused():
+    model = make_model(MODELS["paper"])
+    with pytest.raises(UserError, match=r"ids have shape \(5,\): give \(B, T\)"):
+        model(random_ids(5))

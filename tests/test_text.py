@@ -205,6 +205,14 @@ def test_wikitext2_gives_lines_with_their_ends(wikitext2: Path) -> None:
     assert (len(list(valid)), len(list(test))) == (3760, 4358)
 
 
+def test_wikitext2_is_found_where_torchtext_put_it(wikitext2: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "datasets" / "WikiText2" / "wikitext-2"
+    folder.mkdir(parents=True)
+    for split in ("train", "valid", "test"):
+        (folder / f"wiki.{split}.tokens").write_text(f" the {split} text \n" * 7)
+    assert list(WikiText2(root=tmp_path, split="valid")) == [" the valid text \n"] * 7
+
+
 def test_wikitext2_refuses_other_splits() -> None:
     with pytest.raises(UserError, match=r"split validation is not known .*did you mean valid"):
         WikiText2(split="validation")

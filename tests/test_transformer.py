@@ -794,3 +794,28 @@ def test_it_learns_a_sequence_task_without_a_mistake(backwards):
         words = [i for i in target[row].tolist() if i not in (PAD, BOS, EOS)]
         outputs = beam_search(model, source[row : row + 1], BOS, EOS, n_beams=3)
         assert outputs[0][0] == words
+
+
+def test_half_precision_writes_the_likeliest_word_of_its_logits():
+    """Rounded log-probabilities of thousands of words tie by the dozen, and the first would win."""
+    torch.manual_seed(1)
+    model = Transformer(V, 10_007, D, H, 1, F, 0.0).eval().bfloat16()
+    source = ids(B, S, vocab_size=V)
+    written = greedy_decode(model, source, BOS, EOS, max_len=1)[:, 0]
+    with torch.no_grad():
+        logits = model(source, torch.full((B, 1), BOS))[:, -1].float()
+    logits[:, model.pad_id] = -math.inf
+    assert torch.equal(written, logits.argmax(dim=-1))
+
+
+def test_a_banned_word_is_not_written_and_no_sign_of_divergence():
+    torch.manual_seed(1)
+    model = Transformer(V, W, D, H, 1, F, 0.0).eval()
+    source = ids(B, S, vocab_size=V)
+    first = greedy_decode(model, source, BOS, EOS, max_len=1)[:, 0]
+    with torch.no_grad():
+        model.output.bias[first] = -math.inf
+    second = greedy_decode(model, source, BOS, EOS, max_len=1)[:, 0]
+    assert not torch.isin(second, first).any()
+    (best, _), *_ = beam_search(model, source[:1], BOS, EOS, max_len=1, n_beams=1)
+    assert [*best, EOS][0] == second[0]

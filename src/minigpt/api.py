@@ -12,7 +12,7 @@ from typing import Any
 
 from minigpt.attention_maps import AttentionMaps, attention_maps
 from minigpt.checkpoint import Run
-from minigpt.config import Config, from_dict, load_preset
+from minigpt.config import Config, from_dict, load_preset, require
 from minigpt.corpus import Split, open_corpus
 from minigpt.data import prepare
 from minigpt.evaluate import Score
@@ -69,6 +69,7 @@ def evaluate(
 
     context, stride   ids seen at once and ids scored per window; None: the model's context
     """
+    _require_run(run)
     stream = prepare(open_corpus(run.config.data), split, run.tokenizer)
     return evaluate_stream(
         run.model,
@@ -84,6 +85,7 @@ def generate(run: Run, prompt: str = "", **sampling: Any) -> str:
 
     sampling   as in `Sampling`: temperature, top_k, top_p, seed, max_new_tokens
     """
+    _require_run(run)
     return "".join(generate_text(run.model, run.tokenizer, prompt, Sampling(**sampling)))
 
 
@@ -92,6 +94,7 @@ def attention(run: Run, text: str) -> AttentionMaps:
 
     Raises UserError for a text without tokens, or with more than the model's context.
     """
+    _require_run(run)
     ids = run.tokenizer.encode(text)
     return attention_maps(run.model, ids, run.tokenizer.pieces(ids))
 
@@ -102,5 +105,13 @@ def heads(run: Run, split: Split = "valid", *, n_tokens: int | None = None) -> H
     n_tokens   about how many to look at; None: 16 windows of the model's context
     Raises UserError for a split of fewer than two windows.
     """
+    _require_run(run)
     stream = prepare(open_corpus(run.config.data), split, run.tokenizer)
     return measure_heads(run.model, run.tokenizer, stream.ids, n_tokens=n_tokens)
+
+
+def _require_run(run: Run) -> None:
+    """Raise UserError for the path of a run, which is not yet the run."""
+    require(
+        isinstance(run, Run), f"run is {run!r}: give what minigpt.load or minigpt.train returns"
+    )

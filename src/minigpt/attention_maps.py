@@ -220,6 +220,8 @@ class AttentionMaps:
         n_layers, n_heads = chosen.of
         of = f"{_count(n_layers, 'layer')} with {_count(n_heads, 'head')}"
         title = f"{chosen.first_name} (counted from 0), of {of}"
+        if layer is None or head is None:
+            title += ": the most focused, by entropy"
         return heat_map(chosen.first_weights, self.tokens, title, width=width, color=color)
 
     def html(self, layer: int | None = None, head: int | None = None) -> str:

@@ -4,8 +4,8 @@ In: the weights (T, T) of a head and its tokens. Out: text with no line wider th
 which nothing but colours of our own steers the terminal.
 
          the
-     the ██city      The future is hidden, so row i ends at its own column. Right behind it
-    city ░░▓▓was     stands the token of the column that begins below.
+     the ██↓city     The future is hidden, so row i ends at its own column. Right behind it
+    city ░░▓▓↓was    stands the token of the column that begins below.
 
 T sequence
 """
@@ -45,14 +45,13 @@ def heat_map(
     shown = labels[:room]  # each token takes a column at least
     lines = textwrap.wrap(title, width)
     lines += textwrap.wrap(
-        "Each row is a token that looks; the labels on the diagonal name the columns: "
-        "what is looked at.",
+        "Each row is a token that looks; ↓ names the column below it, a token looked at.",
         width,
     )
-    lines += ["", " " * (beside + 1) + _cut(shown[0], width - beside - 1)]
+    lines += ["", " " * (beside + 1) + _cut(f"↓{shown[0]}", width - beside - 1)]
     for i, label in enumerate(shown):
         cells = "".join(_cell(float(w), side, color) for w in weights[i, : i + 1])
-        following = shown[i + 1] if i + 1 < len(shown) else ""
+        following = f"↓{shown[i + 1]}" if i + 1 < len(shown) else ""
         free = width - beside - 1 - side * (i + 1)
         row = _cut(label, beside)
         row = " " * (beside - cell_len(row)) + row

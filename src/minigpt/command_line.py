@@ -281,4 +281,6 @@ def _unknown(word: str, flags: Sequence[str], see: str) -> str:
         return f"preset {word} has no place here: write it right behind train"
     if word in ("True", "False", "true", "false"):
         return f"value {word} has no place here: a switch is --NAME or --no-NAME, or {see}"
+    if "--prompt" in flags:
+        return f"argument {word} has no place here: a text to continue goes behind --prompt"
     return f"argument {word} has no place here: put text with blanks in quotes, or {see}"

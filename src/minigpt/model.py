@@ -4,9 +4,9 @@
                      │  embedding, positions, dropout
                   x (B, T, D) ───────────────────────────┐
       ┌──────────────┴───────────────┐                   │
-      │ block  × L                   │                   │  every block adds to x;
-      │   attention    gathers       │  ← layers/        │  nothing else changes it:
-      │   feed forward digests       │                   │  the residual stream
+      │ block  × L                   │                   │  the residual stream: blocks
+      │   attention    gathers       │  ← layers/        │  add to x, and nothing else is
+      │   feed forward digests       │                   │  done to it but post-norm's norms
       └──────────────┬───────────────┘                   │
                   x (B, T, D) ◄──────────────────────────┘
                      │  norm, output
@@ -194,8 +194,13 @@ class MiniGPT(nn.Module):
         """Return the last hidden vectors (B, T, D) of ids (B, T), which continue the cache.
 
         Without a cache they stand at positions 0 … T − 1; with one, behind those it holds, and it
-        holds them too from then on. Raises UserError for more than context_length in all.
+        holds them too from then on. Raises UserError for more than context_length in all and for
+        ids that are not (B, T).
         """
+        if ids.dim() != 2:
+            raise UserError(
+                f"ids have shape {tuple(ids.shape)}: give (B, T), one text as ids[None]"
+            )
         offset = cache.length if cache is not None else 0
         if offset + ids.size(1) > self.config.context_length:
             raise UserError(

@@ -274,7 +274,11 @@ def WikiText2(  # noqa: N802, the classic name
             raise UserError(
                 f"split {name} is not known{closest(name, SPLITS)}: take train, valid or test"
             )
-    has_files = root is not None and (Path(root) / "wiki.train.tokens").is_file()
-    corpus = open_corpus(str(root) if has_files else "wikitext-2")
+    # Under root itself, or where torchtext put its download.
+    folders = (
+        [] if root is None else [Path(root), Path(root, "datasets", "WikiText2", "wikitext-2")]
+    )
+    found = [folder for folder in folders if (folder / "wiki.train.tokens").is_file()]
+    corpus = open_corpus(str(found[0]) if found else "wikitext-2")
     lines = tuple(_Lines(lambda name=name: corpus.lines(name)) for name in names)  # type: ignore[misc]
     return lines[0] if isinstance(split, str) else lines

@@ -224,13 +224,13 @@ def padding_mask(ids: Tensor, pad_id: int) -> Tensor:
 def look_ahead_mask(ids: Tensor, pad_id: int) -> Tensor:
     """Return what each of ids (B, T) may look at, (B, T, T) bool: no padding and nothing later.
 
-    Training shows the decoder the whole target at once, and position i is asked for word i + 1: it
-    could copy the answer. In decoding the later words do not exist yet; the mask stays, so that
-    each position computes there what it computed in training.
+    Training shows the decoder the whole target at once, and position i, where ids[i] stands, is
+    asked for ids[i + 1], which it could copy. In decoding the later words do not exist yet; the
+    mask stays, so that each position computes there what it computed in training.
 
-    A word always sees itself, which is no cheating: the target is shifted right, so what stands at
-    position i is word i − 1. Padding stands at the end, where no word looks anyway; the mask
-    says so too, for targets that are padded in front.
+    A word always sees itself, which is no cheating: what is asked for is the word after it (the
+    paper's outputs are "shifted right", by `<bos>` in front). Padding stands at the end, where no
+    word looks anyway; the mask says so too, for targets that are padded in front.
     """
     return padding_mask(ids, pad_id) & causal_mask(ids.size(1), ids.size(1), ids.device)
 
@@ -466,12 +466,14 @@ def _next_log_probs(model: Transformer, target: Tensor, memory: Tensor, source: 
     All of target is read again for each word, since it shows the equation plainly; Mini-GPT has a
     `KeyValueCache` instead, and the same could be had here.
     """
-    logits = model.decode(target, memory, source)[:, -1]  # (B, V)
+    logits = model.decode(target, memory, source)[:, -1].float()  # (B, V)
+    # In half precision log-probabilities near -9 tie by the dozen, and sums of them drift.
+    log_probs = logits.log_softmax(dim=-1)
+    # A word that was given -inf is banned, and log P says so; NaN means that no word is known.
     require(
-        bool(logits.isfinite().all()),
+        not log_probs.isnan().any(),
         "the model's logits are not finite: its training has diverged, train it at a lower rate",
     )
-    log_probs = logits.log_softmax(dim=-1)
     # Padding says that nothing stands here. Written as a word it would be hidden from the next.
     log_probs[:, model.pad_id] = -math.inf
     return log_probs

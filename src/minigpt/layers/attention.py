@@ -73,7 +73,7 @@ def _check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
 
 
 class ScaledDotProductAttention(nn.Module):
-    """Equation 1 as a module, with a mask that says who is hidden and dropout on the weights.
+    """Equation 1 as a module, with a mask that says who may be seen and dropout on the weights.
 
     The paper drops out what sublayers return and the embedding sums, no weights (section 5.4); its
     authors' code, tensor2tensor, drops out weights too, as do The Annotated Transformer and
@@ -104,7 +104,8 @@ class ScaledDotProductAttention(nn.Module):
 
 def split_heads(x: Tensor, n_heads: int) -> Tensor:
     """(B, T, H·K) → (B, H, T, K): from here on each head is on its own."""
-    return x.view(*x.shape[:2], n_heads, -1).transpose(1, 2)
+    # Not -1 for K: of a batch of no texts nothing could tell it.
+    return x.view(*x.shape[:2], n_heads, x.size(-1) // n_heads).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
