@@ -464,7 +464,8 @@ def test_windows_that_cannot_be(
 def test_attention_is_printed(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["attention", str(run_dir), "the city of stone"]) == 0
     out, err = capsys.readouterr()
-    assert re.match(r"Layer 0, head [01] \(counted from 0\), of 1 layer with 2 heads: the most focused", out)
+    title = r"Layer 0, head [01] \(counted from 0\), of 1 layer with 2 heads: the most focused"
+    assert re.match(title, out)
     assert "\x1b" not in out  # no terminal, no colour
     for word in ("the", "city", "of", "stone"):
         assert len(re.findall(rf"\b{word}\b", out)) >= 2  # it looks, and is looked at

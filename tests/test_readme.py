@@ -147,3 +147,17 @@ def test_the_head_that_finds_the_verb_does_so_as_often_as_is_said() -> None:
     accuracy, of_two = verb["accuracy"][layer][head], verb["of_two"][layer][head]
     assert f"in {accuracy:.0%} of the".replace("%", " %") in page
     assert f"in {of_two:.0%}.".replace("%", " %") in page
+
+
+def test_the_table_of_vocabularies_is_the_measured_one() -> None:
+    page = (ROOT / "docs" / "experiments.md").read_text("utf-8")
+    path = ROOT / "docs" / "results" / "vocabulary" / "wikitext2.json"
+    measured = json.loads(path.read_text("utf-8"))["rows"]
+    assert len(measured) == 5
+    for row in measured:
+        start = f"| `{row['tokenizer']}`, {row['vocab_size']:,} |"
+        (line,) = (line for line in page.splitlines() if line.startswith(start))
+        share, figures = f"{100 * row['unknown_share']:.1f} %", [row["n_parameters"]]
+        figures += [round(row["tokens_per_second"]), round(row["step_megabytes"])]
+        ends = f"{row['token_perplexity']:.1f} | {row['comparable_perplexity']:.1f} |"
+        assert line == " | ".join([start[:-2], share, *(f"{n:,}" for n in figures), ends])
