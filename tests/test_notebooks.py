@@ -151,7 +151,14 @@ def needs_wikitext2(name: str) -> bool:
     return name.startswith("6_")
 
 
+@pytest.fixture
+def one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave each kernel one thread: two that wait for each other crawl where cores are shared."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
 @each_name
+@pytest.mark.usefixtures("one_thread_each")
 def test_an_english_notebook_runs(
     name: str, tool: ModuleType, request: pytest.FixtureRequest
 ) -> None:
@@ -162,6 +169,7 @@ def test_an_english_notebook_runs(
 
 @pytest.mark.slow
 @each_name
+@pytest.mark.usefixtures("one_thread_each")
 def test_a_chinese_notebook_runs(
     name: str, tool: ModuleType, request: pytest.FixtureRequest
 ) -> None:
