@@ -33,7 +33,7 @@ lint: .venv/dev.stamp
 
 docs: .venv/dev.stamp
 	$(BIN)/python tools/diagrams.py
-	$(BIN)/python -m mkdocs build --strict --site-dir site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --site-dir site
 
 lab: .venv/lab.stamp
 	$(BIN)/jupyter lab notebooks
