@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import minigpt
-from minigpt import cli
+from minigpt import cli, corpus
 from minigpt.config import Config, UserError, load_preset
 
 WORDS = [
@@ -446,6 +446,19 @@ def test_json_has_no_figure_that_json_does_not_know(
     assert cli.main(["evaluate", str(run_dir), "--json"]) == 0
     told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert told == {"a": [1.5, None, [None, "NaN"]], "b": {"c": None, "d": None}, "e": True}
+
+
+def test_evaluate_opens_the_text_once(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+
+    def counted(name: str) -> corpus.Corpus:
+        opened.append(name)
+        return real(name)
+
+    real = corpus.open_corpus
+    monkeypatch.setattr(corpus, "open_corpus", counted)
+    assert cli.main(["evaluate", str(run_dir)]) == 0
+    assert len(opened) == 1
 
 
 def test_evaluate_promises_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:

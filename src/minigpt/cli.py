@@ -211,10 +211,12 @@ def _evaluate(args: list[str]) -> int:
     options = parse(EvaluateOptions, args, "minigpt evaluate")
     run = open_run(options.run, options.device, options.threads)
     from minigpt.corpus import open_corpus
+    from minigpt.data import prepare
     from minigpt.evaluate import evaluate
     from minigpt.info import unknown_cost
 
-    stream = _stream(run, options.split)
+    corpus = open_corpus(run.config.data)
+    stream = prepare(corpus, options.split, run.tokenizer)
     longest = run.config.model.context_length
     context = longest if options.context is None else options.context
     stride = context if options.stride is None else options.stride
@@ -233,7 +235,7 @@ def _evaluate(args: list[str]) -> int:
         score,
         context=context,
         stride=stride,
-        unknown=unknown_cost(run, open_corpus(run.config.data), options.split),
+        unknown=unknown_cost(run, corpus, options.split),
         as_json=options.json,
     )
     return 0
