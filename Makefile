@@ -1,6 +1,7 @@
 # make run    set up, then: data → a few minutes of training → perplexity, text, attention picture
 # make test   set up, then: style, types, fast tests      make test-all   the slow tests too
 # make docs   draw the diagrams again from the code, build the site in site/
+# make bench  measure a training step, and say what the recorded curves say; NANOGPT=DIR beside nanoGPT
 # make lab    set up, then open the notebooks in Jupyter
 # make clean  take .venv and every cache away
 # Each sets up what it needs in .venv by itself and does so again when the requirements change.
@@ -14,7 +15,7 @@ ifneq ($(wildcard ../shared/wikitext-2/wiki.train.tokens),)
 export MINIGPT_DATA ?= $(abspath ../shared)
 endif
 
-.PHONY: run test test-all lint docs lab clean
+.PHONY: run test test-all lint docs bench lab clean
 .DELETE_ON_ERROR:
 
 run: .venv/run.stamp
@@ -34,6 +35,13 @@ lint: .venv/dev.stamp
 docs: .venv/dev.stamp
 	$(BIN)/python tools/diagrams.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --site-dir site
+
+# Minutes; the long ones (curves, pace, vocabularies) are named in CONTRIBUTING.md.
+BENCH_PRESET ?= wikitext2-10min
+bench: .venv/dev.stamp
+	$(BIN)/python benchmarks/step.py $(BENCH_PRESET) $(if $(NANOGPT),--nanogpt $(NANOGPT))
+	$(if $(PYTORCH_EXAMPLES),$(BIN)/python benchmarks/quality.py pace lstm --batches 100 --pytorch-examples $(PYTORCH_EXAMPLES) --out build/bench)
+	$(if $(wildcard docs/results/quality/*.json),$(BIN)/python benchmarks/quality.py report)
 
 lab: .venv/lab.stamp
 	$(BIN)/jupyter lab notebooks

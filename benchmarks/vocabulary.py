@@ -14,11 +14,18 @@ Then score them, and time steps of models of these sizes, in one sitting:
     python benchmarks/vocabulary.py speed --threads 1 --precision bfloat16 --compile on \\
         --out docs/results/vocabulary/wikitext2.json
 
+The same for the model of another preset, with 8,000 pieces of words for basic_english:
+
+    minigpt train wikitext2-10min --out runs/bpe8k --tokenizer.kind bpe \\
+        --tokenizer.vocab-size 8000 --model.output full
+    python benchmarks/vocabulary.py speed --preset wikitext2-10min …and so on…
+
 Both parts write into one file and leave the other's figures alone, so that they can be done, or
 done again, one by one; a run is found by its tokenizer. Nothing is looked at but valid. The tests
 hold notebooks and prose to the file.
 
-measure   perplexity per token, and comparable: each `<unk>` pays for its word (`unknown_words`)
+measure   perplexity per token, and comparable: each `<unk>` pays for its word (`unknown_words`),
+          the nats of pieces are shared out over the words that they make
 speed     median seconds of a step, in turns: each round takes one step of each model, and a ratio
           is the median of the rounds' ratios, so that a noisy machine troubles all alike. Memory is
           the peak of a child process that takes two eager steps, over what it held before it built
@@ -42,9 +49,9 @@ import torch
 
 from minigpt.checkpoint import Run, read_json, write_json
 from minigpt.compilation import compile_blocks
-from minigpt.config import Config, load_preset
+from minigpt.config import Config, TokenizerConfig, load_preset
 from minigpt.corpus import open_corpus
-from minigpt.data import Batch, prepare
+from minigpt.data import Batch, fit_tokenizer, prepare
 from minigpt.evaluate import evaluate, perplexity
 from minigpt.events import ignore
 from minigpt.info import sizes
@@ -56,10 +63,12 @@ from minigpt.train import optimizer_step
 from minigpt.training_state import TrainingState
 from minigpt.unknown_words import UnknownWords
 
+ALL_WORDS = 33_278
 VOCABULARIES = [
-    *(("wikitext", size) for size in (5_000, 10_000, 20_000, 33_278)),
+    *(("wikitext", size) for size in (5_000, 10_000, 20_000, ALL_WORDS)),
     ("basic_english", 10_000),
 ]
+BPE = ("bpe", 8_000)
 REFERENCE = 10_000  # the size that speeds are compared with
 MEGABYTE = 1e6
 Row = dict[str, Any]
@@ -70,21 +79,30 @@ def measured(run: Run) -> Row:
     corpus, tokenizer = open_corpus(run.config.data), run.tokenizer
     stream = prepare(corpus, "valid", tokenizer)
     score = evaluate(run.model, stream, tokenizer.eos_id)
-    unknown = UnknownWords(tokenizer, corpus.lines("train"))
-    cost = unknown.cost(corpus.lines("valid"))
-    if cost.n_unseen:
-        raise SystemExit(f"{cost.n_unseen} words of valid are not in train: no figure compares")
+    n_hidden, naming_nats = 0, 0.0
+    if tokenizer.unk_id is not None:  # else it spells every word
+        unknown = UnknownWords(tokenizer, corpus.lines("train"))
+        cost = unknown.cost(corpus.lines("valid"))
+        if cost.n_unseen:
+            raise SystemExit(f"{cost.n_unseen} words of valid are not in train: no figure compares")
+        n_hidden, naming_nats = len(unknown), cost.nats
+    whole = score.nats + naming_nats
+    per_word = perplexity(whole / score.words)
     return {
         "tokenizer": tokenizer.kind,
         "vocab_size": tokenizer.vocab_size,
-        "n_hidden_words": len(unknown),
+        "n_hidden_words": n_hidden,
         "unknown_share": stream.unknown_share,
         "n_parameters": sizes(run.config, tokenizer.vocab_size).n_parameters,
         "tokens": score.tokens,
         "nats": score.nats,
-        "naming_nats": cost.nats,
+        "naming_nats": naming_nats,
         "token_perplexity": score.token_perplexity,
-        "comparable_perplexity": perplexity((score.nats + cost.nats) / score.tokens),
+        # Where a token is a word the two are one; the classic's tokens are no words of the text's.
+        "comparable_perplexity": (
+            per_word if tokenizer.unk_id is None else perplexity(whole / score.tokens)
+        ),
+        "word_perplexity": per_word,
         "report": run.report,
     }
 
@@ -119,10 +137,26 @@ def zipf_batch(config: Config, vocab_size: int) -> Batch:
     return Batch(ids[0], ids[1])
 
 
-def step_seconds(config: Config, vocab_sizes: list[int], rounds: int) -> dict[int, list[float]]:
+def model_for(config: Config, kind: str) -> Config:
+    """Return config as the tokenizer needs it: pieces are not numbered by how frequent they are."""
+    if kind != "bpe":
+        return config
+    return replace(config, model=replace(config.model, output="full"))
+
+
+def words_per_token(config: Config, kind: str, size: int) -> float:
+    """Return how many words of train, line ends among them, a token stands for."""
+    size = 0 if size == ALL_WORDS else size
+    corpus, wish = open_corpus(config.data), TokenizerConfig(cast(Any, kind), size)
+    stream = prepare(corpus, "train", fit_tokenizer(corpus, wish))
+    return stream.n_words / len(stream.ids)
+
+
+def step_seconds(configs: dict[int, Config], rounds: int) -> dict[int, list[float]]:
     """Return the seconds of `rounds` steps of a model of each size, taken in turns."""
-    states = {size: training_state(config, size) for size in vocab_sizes}
-    batches = {size: zipf_batch(config, size) for size in vocab_sizes}
+    vocab_sizes = sorted(configs)
+    states = {size: training_state(configs[size], size) for size in vocab_sizes}
+    batches = {size: zipf_batch(configs[size], size) for size in vocab_sizes}
     seconds: dict[int, list[float]] = {size: [] for size in vocab_sizes}
     warm_up = 2  # the first compiles, the second fills the allocator
     for turn in range(warm_up + rounds):
@@ -159,9 +193,10 @@ def peak_bytes() -> int:
     return 1024 * int(peak)
 
 
-def child_bytes(config: Config, vocab_size: int, threads: int) -> float:
+def child_bytes(row: Row, options: argparse.Namespace, precision: str) -> float:
     """Return `step_bytes` as child processes measure it: the median of three."""
-    argv = ["memory", str(vocab_size), "--precision", config.precision, "--threads", str(threads)]
+    argv = ["memory", row["tokenizer"], str(row["vocab_size"]), "--preset", options.preset]
+    argv += ["--precision", precision, "--threads", str(options.threads)]
     ask = [sys.executable, __file__, *argv]
     return statistics.median(int(subprocess.check_output(ask)) for _ in range(3))
 
@@ -173,10 +208,14 @@ def load(path: Path) -> dict[str, Any]:
 
 def merged(rows: list[Row], new: Row) -> list[Row]:
     """Return rows with the figures of `new` laid over the row of its tokenizer, in order."""
-    named = {(row["tokenizer"], row["vocab_size"]): row for row in rows}
-    key = (new["tokenizer"], new["vocab_size"])
-    named[key] = {**named.get(key, {}), **new}
-    return [named[key] for key in sorted(named, key=lambda key: (key[0] != "wikitext", key[1]))]
+    found = {named(row): row for row in rows}
+    found[named(new)] = {**found.get(named(new), {}), **new}
+    return [found[key] for key in sorted(found, key=lambda key: (key[0] != "wikitext", key[1]))]
+
+
+def named(row: Row) -> tuple[str, int]:
+    """Return the vocabulary that a row is about."""
+    return row["tokenizer"], row["vocab_size"]
 
 
 def with_speed(rows: list[Row], seconds: dict[int, list[float]], config: Config) -> list[Row]:
@@ -190,6 +229,7 @@ def with_speed(rows: list[Row], seconds: dict[int, list[float]], config: Config)
         speed = {
             "step_seconds": median,
             "tokens_per_second": n_tokens / median,
+            "words_per_second": n_tokens / median * words_per_token(config, *named(row)),
             "speed_ratio": statistics.median(ratios),
         }
         found.append({**row, **speed})
@@ -213,23 +253,25 @@ def speed(options: argparse.Namespace) -> None:
     """Time and weigh steps of models of the sizes in the file and lay that into it."""
     threads = set_threads(options.threads)
     result = load(options.out)
-    for kind, size in VOCABULARIES:
+    wanted = VOCABULARIES if options.preset == "mini" else [*VOCABULARIES[:-1], BPE]
+    for kind, size in wanted:
         result["rows"] = merged(result["rows"], {"tokenizer": kind, "vocab_size": size})
-    vocab_sizes = sorted({row["vocab_size"] for row in result["rows"]})
     rates = matrix_rates(torch.device("cpu"))
     precision = choose_precision(options.precision, rates)
-    config = replace(load_preset("mini"), precision=precision, compile=options.compile)
-    seconds = step_seconds(config, vocab_sizes, options.rounds)
+    config = replace(load_preset(options.preset), precision=precision, compile=options.compile)
+    configs = {row["vocab_size"]: model_for(config, row["tokenizer"]) for row in result["rows"]}
+    seconds = step_seconds(configs, options.rounds)
     result["rows"] = with_speed(result["rows"], seconds, config)
     for row in result["rows"]:
         size = row["vocab_size"]
-        row["step_megabytes"] = child_bytes(config, size, options.threads) / MEGABYTE
-        cost = sizes(config, size)
+        row["step_megabytes"] = child_bytes(row, options, precision) / MEGABYTE
+        cost = sizes(configs[size], size)
         row["n_parameters"] = cost.n_parameters
         row["estimated_megabytes"] = sum(cost.training_bytes.values()) / MEGABYTE
         print(f"{size:,}: {row['step_seconds']:.3f} s a step, {row['step_megabytes']:.0f} MB")
     result["speed"] = {
         "command": command(),
+        "preset": options.preset,
         "precision": precision,
         "compile": options.compile,
         "rounds": options.rounds,
@@ -244,8 +286,8 @@ def speed(options: argparse.Namespace) -> None:
 def memory(options: argparse.Namespace) -> None:
     """Print the bytes of a step, for `speed` to read."""
     set_threads(options.threads)
-    config = replace(load_preset("mini"), precision=options.precision, compile="off")
-    print(step_bytes(config, options.vocab_size))
+    config = replace(load_preset(options.preset), precision=options.precision, compile="off")
+    print(step_bytes(model_for(config, options.kind), options.vocab_size))
 
 
 def command() -> str:
@@ -264,11 +306,13 @@ def main(argv: list[str] | None = None) -> None:
     timed.add_argument("--rounds", type=int, default=13)
     timed.add_argument("--compile", choices=("on", "off"), default="off")
     weighed = parts.add_parser("memory", help="what speed calls in a process of its own")
+    weighed.add_argument("kind")
     weighed.add_argument("vocab_size", type=int)
     for part, do in ((scored, measure), (timed, speed), (weighed, memory)):
         part.add_argument("--threads", type=int, default=0)
         part.set_defaults(do=do)
     for part in (timed, weighed):
+        part.add_argument("--preset", default="mini", help="whose model is timed and weighed")
         part.add_argument("--precision", choices=("auto", "float32", "bfloat16"), default="auto")
     for part in (scored, timed):
         part.add_argument("--out", type=Path, required=True, metavar="FILE.json")

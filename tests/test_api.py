@@ -101,6 +101,15 @@ def test_evaluate_and_generate(run: minigpt.Run) -> None:
         minigpt.evaluate(run, context=0)
 
 
+def test_compare(run: minigpt.Run) -> None:
+    compared = minigpt.compare([run, run], "test", context=5, stride=2)
+    assert isinstance(compared, minigpt.Comparison)
+    score = minigpt.evaluate(run, "test", context=5, stride=2)
+    assert [row.token_perplexity for row in compared.runs] == [score.token_perplexity] * 2
+    with pytest.raises(minigpt.UserError, match="run is 'runs/x'"):
+        minigpt.compare([run, "runs/x"])
+
+
 def test_attention(run: minigpt.Run) -> None:
     maps = minigpt.attention(run, "a b a c")
     assert isinstance(maps, minigpt.AttentionMaps)

@@ -10,7 +10,9 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import minigpt
@@ -423,8 +425,18 @@ def test_the_tokenizer_of_a_run_learns_nothing_more(
 def test_evaluate(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["evaluate", str(run_dir), "--split", "test", "--stride", "3"]) == 0
     out, _ = capsys.readouterr()
-    for what in ("per token", "nats", "<unk>", "context", "stride 3"):
+    for what in (
+        "per token",
+        "nats",
+        "<unk>",
+        "context",
+        "stride 3",
+        "bytes",
+        "sha256",
+        "no interval",
+    ):
         assert what in out
+    assert all(line == line.rstrip() for line in out.splitlines())
     # One <unk> for all rare words and no capitals: in those units it would look better than it is.
     assert "per word" not in out
     assert "per byte" not in out
@@ -442,7 +454,7 @@ def test_json_has_no_figure_that_json_does_not_know(
     run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd = {"a": [1.5, math.nan, (math.inf, "NaN")], "b": {"c": -math.inf, "d": None}, "e": True}
-    monkeypatch.setattr("minigpt.info.figures", lambda *_, **__: odd)
+    monkeypatch.setattr("minigpt.measurement.Measurement.to_json", lambda _: odd)
     assert cli.main(["evaluate", str(run_dir), "--json"]) == 0
     told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert told == {"a": [1.5, None, [None, "NaN"]], "b": {"c": None, "d": None}, "e": True}
@@ -456,7 +468,7 @@ def test_evaluate_opens_the_text_once(run_dir: Path, monkeypatch: pytest.MonkeyP
         return real(name)
 
     real = corpus.open_corpus
-    monkeypatch.setattr(corpus, "open_corpus", counted)
+    monkeypatch.setattr("minigpt.measurement.open_corpus", counted)
     assert cli.main(["evaluate", str(run_dir)]) == 0
     assert len(opened) == 1
 
@@ -467,11 +479,68 @@ def test_evaluate_promises_what_it_prints(capsys: pytest.CaptureFixture[str]) ->
     assert "bits per byte where the tokenizer keeps the text as it is" in told.replace(" │ │ ", " ")
 
 
+@pytest.mark.parametrize("command", ["evaluate", "compare"])
 @pytest.mark.parametrize("flags", ["--context 0", "--context 9", "--stride 0", "--batch-size 0"])
 def test_windows_that_cannot_be(
-    run_dir: Path, flags: str, capsys: pytest.CaptureFixture[str]
+    run_dir: Path, flags: str, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    failed(["evaluate", str(run_dir), *flags.split()], capsys)
+    failed([command, str(run_dir), *flags.split()], capsys)
+
+
+def test_evaluate_scores_any_text(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("my [bold] text.txt").write_text("the city was built\n", encoding="utf-8")
+    assert cli.main(["evaluate", str(run_dir), "--text", "my [bold] text.txt"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(f"{run_dir} on my [bold] text.txt\n")
+    assert err == ""
+    Path("empty.txt").touch()
+    assert "empty" in failed(["evaluate", str(run_dir), "--text", "empty.txt"], capsys)
+    failed(["evaluate", str(run_dir), "--text", "nowhere.txt"], capsys)
+
+
+def test_tiers_are_switches(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def scored(tier: str, run: object, ids: np.ndarray, *_: object) -> tuple[dict[str, float], Any]:
+        asked[-1].append(tier)
+        return {"strength": 0.25}, np.full(len(ids), 0.5, dtype=np.float32)
+
+    monkeypatch.setattr("minigpt.measurement._score_tier", scored)
+    for flags, tiers in (
+        ([], []),
+        (["--cache"], ["cache"]),
+        (["--dynamic", "--temperature"], ["temperature", "dynamic"]),
+    ):
+        asked.append([])
+        assert cli.main(["evaluate", str(run_dir), *flags]) == 0
+        head = next(line for line in capsys.readouterr().out.splitlines() if "static" in line)
+        assert head.split() == ["static", *tiers]
+        assert asked[-1] == tiers
+
+
+def test_compare(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["compare", str(run_dir), str(run_dir), "--split", "test"]
+    assert cli.main(argv) == 0
+    out, err = capsys.readouterr()
+    assert out.count(str(run_dir)) == 2
+    assert out.count("1.0000") == 2
+    assert err == ""
+    assert cli.main([*argv, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["ratio"] for row in found["runs"]] == [1, 1]
+    assert "RUN... is missing" in failed(["compare"], capsys)
+    assert "nowhere" in failed(["compare", str(run_dir), "nowhere"], capsys)
+
+
+def test_no_line_is_broken_where_no_terminal_is(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert cli.main(["evaluate", str(run_dir)]) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "sha256" in line]
+    assert len(row.split()[1]) == 64
 
 
 def test_attention_is_printed(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

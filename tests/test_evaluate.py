@@ -13,7 +13,7 @@ from torch import nn
 import minigpt.output
 from minigpt.config import UserError
 from minigpt.data import TokenStream
-from minigpt.evaluate import Score, evaluate, evaluating, token_nats, windows
+from minigpt.evaluate import Score, evaluate, evaluating, nats_by_context, token_nats, windows
 from tiny import MODELS, B, LargestTensor, T, V, make_model, random_ids
 
 EOS = 3
@@ -95,6 +95,21 @@ def test_the_batch_size_changes_nothing(name, stride):
         evaluate(model, stream, EOS, stride=stride, batch_size=size).nats for size in (1, 2, 7, 16)
     ]
     assert scores == pytest.approx([scores[0]] * 4, rel=1e-6)
+
+
+@settings(max_examples=300, deadline=None)
+@given(n=st.integers(1, 199), context=st.integers(1, 23), data=st.data())
+def test_nats_are_shared_out_by_their_place_in_a_window(n, context, data):
+    stride = data.draw(st.integers(1, context))
+    nats = np.random.default_rng(n).random(n, dtype=np.float32)
+    sums, counts = nats_by_context(nats, context=context, stride=stride)
+    expected_sums, expected_counts = np.zeros(context), np.zeros(context, dtype=int)
+    for window in windows(n, context, stride):
+        for i in range(window.scored_from, window.end):
+            expected_sums[i - window.begin] += nats[i]
+            expected_counts[i - window.begin] += 1
+    assert sums == pytest.approx(expected_sums, rel=1e-6)
+    assert counts.tolist() == expected_counts.tolist()
 
 
 def test_a_shorter_stride_is_another_figure_after_the_first_window():

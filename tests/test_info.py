@@ -18,6 +18,8 @@ from minigpt.data import prepare
 from minigpt.evaluate import token_nats
 from minigpt.info import (
     convention,
+    figure_rows,
+    figures,
     planned_vocab_size,
     report_rows,
     size_rows,
@@ -25,6 +27,7 @@ from minigpt.info import (
 )
 from minigpt.model import MiniGPT, Objective
 from minigpt.optim import make_optimizers
+from minigpt.unknown_words import UnknownCost
 from tiny import run_config, write_corpus
 
 T, D, H, F, L, V = 7, 20, 5, 23, 3, 53
@@ -224,18 +227,22 @@ def test_a_cut_vocabulary_shows_what_can_be_compared(
     assert found["unknown_words"]["n_unseen"] == 0
     assert comparable > 1.5 * found["token_perplexity"]
     (row,) = [line for line in lines if "per word" in line]
-    assert f"{comparable:,.2f} per word, comparable beside the closed vocabulary" in row
-    assert not any("per byte" in line for line in lines)
-    assert "per token: not beside figures of the closed vocabulary" in lines[-1]
+    assert row.split()[-1] == f"{comparable:,.2f}"
+    (row,) = [line for line in lines if line.startswith("comparable")]
+    assert "beside the closed vocabulary, each <unk> pays for its word" in row
+    (row,) = [line for line in lines if line.startswith("convention")]
+    assert "per token: not beside figures of the closed vocabulary" in row
 
 
 def test_nothing_is_added_where_nothing_was_cut(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found, lines = figures_of(trained(tmp_path, 0), capsys)
-    assert "comparable_perplexity" not in found
+    assert found["comparable_perplexity"] == found["word_perplexity"]
     assert found["word_perplexity"] == pytest.approx(found["token_perplexity"])
-    assert f"{found['word_perplexity']:,.2f} per word" in [line.strip() for line in lines]
+    (row,) = [line for line in lines if line.startswith("perplexity per word")]
+    assert row.split()[-1] == f"{found['word_perplexity']:,.2f}"
+    assert not any(line.startswith("comparable") for line in lines)
 
 
 @pytest.mark.parametrize("vocab_size", [0, 43])
@@ -248,4 +255,26 @@ def test_words_that_train_does_not_have_leave_it_incomplete(
     at_least = found["comparable_perplexity_at_least"]
     assert at_least >= found["token_perplexity"]
     (row,) = [line for line in lines if "per word" in line]
-    assert f"more than {at_least:,.2f} per word, comparable: incomplete, 2 words" in row
+    assert row.endswith(f"> {at_least:,.2f}")
+    (row,) = [line for line in lines if line.startswith("comparable")]
+    assert "incomplete, 2 words are not in train and count as 0" in row
+
+
+@pytest.mark.parametrize(("n_unseen", "said"), [(0, "12,345.00 per word"), (3, "more than 12,345")])
+def test_a_score_alone_is_told_in_rows(tmp_path: Path, n_unseen: int, said: str) -> None:
+    """As at the end of a training, where no word was named, and as it is where some were."""
+    run = trained(tmp_path, 43)
+    stream = prepare(open_corpus(run.config.data), "valid", run.tokenizer)
+    score = minigpt.evaluate(run)
+    found = figures(run, "valid", stream, score, context=11, stride=11)
+    assert found["comparable_perplexity"] is found["comparable_perplexity_at_least"] is None
+    rows = dict(figure_rows(found))
+    assert rows["perplexity"] == f"{score.token_perplexity:,.2f} per token"
+    assert "per word" not in str(rows)
+    assert "per byte" not in str(rows)
+    nats = score.words * math.log(12_345) - score.nats
+    unknown = UnknownCost(nats, 5, n_unseen)
+    named = figures(run, "valid", stream, score, context=11, stride=11, unknown=unknown)
+    (row,) = [value for _, value in figure_rows(named) if "per word" in value]
+    assert row.startswith(said)
+    assert (named["comparable_perplexity"] is None) == bool(n_unseen)

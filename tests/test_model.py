@@ -332,7 +332,8 @@ def test_tied_tables_are_one_tensor_and_stay_so(adaptive):
 def test_a_fresh_model_finds_all_words_about_equally_likely(name):
     torch.manual_seed(1)
     model = MiniGPT(MODELS[name])
-    nats, count = Objective(model)(random_ids(B, T), random_ids(B, T, seed=3))
+    # In evaluation, where a sampled softmax scores all words too.
+    nats, count = Objective(model).eval()(random_ids(B, T), random_ids(B, T, seed=3))
     # Nobody can know anything about random targets. Clusters cost more for words that are as
     # frequent as others; beside sines the word that was just read stands out.
     slack = 0.1 if MODELS[name].output == "full" and MODELS[name].position != "sinusoidal" else 4

@@ -13,7 +13,13 @@ from torch.testing import assert_close
 
 import minigpt.output
 from minigpt.model import MiniGPT, Objective
-from minigpt.output import AdaptiveEmbedding, AdaptiveSoftmax, FullSoftmax, linear_cross_entropy
+from minigpt.output import (
+    AdaptiveEmbedding,
+    AdaptiveSoftmax,
+    FullSoftmax,
+    SampledSoftmax,
+    linear_cross_entropy,
+)
 from tiny import (
     ADAPTIVE,
     GPT2,
@@ -231,3 +237,106 @@ def test_an_adaptive_table_learns_only_the_rows_that_were_read():
 def test_tables_are_narrower_the_rarer_their_words():
     tables = AdaptiveEmbedding(V, D, (29, 61, 83), 4).tables
     assert [tuple(table.shape) for table in tables] == [(29, 42), (32, 10), (22, 2), (6, 1)]
+
+
+def sampled(n_frequent: int, n_sampled: int = 7) -> SampledSoftmax:
+    table = nn.Parameter(torch.randn(V, D) / math.sqrt(D))
+    softmax = SampledSoftmax(table, bias=True, n_frequent=n_frequent, n_sampled=n_sampled)
+    return randomised(softmax)
+
+
+@pytest.mark.parametrize("n_logits", [1, 3 * V + 1, 10**9])
+def test_cross_entropy_with_a_bias_is_cross_entropy(monkeypatch, n_logits):
+    monkeypatch.setattr(minigpt.output, "LOGITS_PER_CHUNK", n_logits)
+    parts = [torch.randn(*shape, requires_grad=True) for shape in ((N, D), (V, D), (V,))]
+    hidden, weight, bias = parts
+    targets = random_ids(N)
+    total, rows = linear_cross_entropy(hidden, weight, targets, bias)
+    expected = functional.cross_entropy(hidden @ weight.T + bias, targets, reduction="none")
+    assert_close(rows, expected, atol=1e-5, rtol=1e-5)
+    ours = torch.autograd.grad(total / 7, parts)
+    theirs = torch.autograd.grad(expected.sum() / 7, parts)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert_close(mine, other, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("n_frequent", [V, V + 100])
+def test_a_sampled_softmax_that_samples_nothing_is_the_full_one(n_frequent):
+    softmax, hidden, targets = sampled(n_frequent), torch.randn(N, D), random_ids(N)
+    total, rows = softmax.nats(hidden, targets)
+    with torch.no_grad():
+        expected, expected_rows = softmax.nats(hidden, targets)
+    assert_close(total, expected)
+    assert_close(rows, expected_rows)
+
+
+@pytest.mark.parametrize("n_frequent", [1, 29])
+def test_a_sampled_softmax_is_the_full_one_but_for_training(n_frequent):
+    softmax, hidden, targets = sampled(n_frequent), torch.randn(N, D), random_ids(N)
+    exact = functional.cross_entropy(softmax(hidden), targets, reduction="none")
+    with torch.no_grad():
+        assert_close(softmax.nats(hidden, targets)[1], exact)
+    assert (softmax.nats(hidden, targets)[1] - exact).abs().max() > 1e-3
+    assert_close(softmax.eval().nats(hidden, targets)[1], exact)
+
+
+def test_candidates_are_the_frequent_words_the_targets_and_draws():
+    softmax, targets = sampled(n_frequent=13, n_sampled=5), random_ids(N)
+    candidates, places = softmax._candidates(targets)
+    assert torch.equal(candidates[places], targets)
+    assert (candidates.diff() > 0).all()
+    assert torch.equal(candidates[:13], torch.arange(13))
+    others = set(candidates[13:].tolist()) - set(targets.tolist())
+    assert len(others) <= 5
+    assert {tuple(softmax._candidates(targets)[0].tolist()) for _ in range(5)} != {
+        tuple(candidates.tolist())
+    }
+
+
+def test_words_are_candidates_as_often_as_the_correction_says():
+    """Over texts whose words follow Zipf's law, as the class expects of them."""
+    softmax, n_trials = sampled(n_frequent=5, n_sampled=7), 4_000
+    ids = torch.arange(V, dtype=torch.float64)
+    shares = ((ids + 2) / (ids + 1)).log()
+    times = torch.zeros(V)
+    for _ in range(n_trials):
+        targets = torch.multinomial(shares, 11, replacement=True)
+        times[softmax._candidates(targets)[0]] += 1
+    expected = softmax._log_inclusion(11, torch.arange(V)).exp()
+    assert torch.equal(expected[:5], torch.ones(5))
+    spread = (expected * (1 - expected) / n_trials).sqrt()
+    assert ((times / n_trials - expected).abs() <= 4.5 * spread).all()
+
+
+def test_the_corrected_sum_is_that_of_all_words():
+    """The mean of Σ exp(score) / π over draws is Σ exp(score) over the vocabulary."""
+    softmax, scores = sampled(n_frequent=5, n_sampled=23), torch.randn(V)
+    none = torch.empty(0, dtype=torch.long)
+    sums = []
+    for _ in range(4_000):
+        candidates, _ = softmax._candidates(none)
+        weights = softmax._log_inclusion(0, candidates)
+        sums.append((scores[candidates] - weights).exp().sum())
+    sums = torch.stack(sums)
+    error = sums.std() / math.sqrt(len(sums))
+    assert (sums.mean() - scores.exp().sum()).abs() < 4.5 * error
+    assert error < 0.02 * scores.exp().sum()
+
+
+def test_a_sampled_softmax_learns_what_the_full_one_would():
+    """Its loss is least at the true shares, so that is where training on it ends."""
+    torch.manual_seed(3)
+    ids = torch.arange(V, dtype=torch.float64)
+    shares = ((ids + 2) / (ids + 1)).log()
+    softmax = SampledSoftmax(torch.zeros(V, D), bias=True, n_frequent=7, n_sampled=11)
+    optimizer = torch.optim.Adam(softmax.parameters(), lr=0.03)
+    for step in range(1_500):
+        optimizer.param_groups[0]["lr"] = 0.03 * (1 - step / 1_500)
+        targets = torch.multinomial(shares, 211, replacement=True)
+        nats, _ = softmax.nats(torch.zeros(211, D), targets)
+        optimizer.zero_grad()
+        (nats / 211).backward()
+        optimizer.step()
+    learned = softmax(torch.zeros(1, D)).log_softmax(dim=-1)[0]
+    expected = (shares / shares.sum()).log().float()
+    assert (learned - expected).abs().mean() < 0.1

@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from minigpt.config import Config, ModelConfig, OptimConfig, TokenizerConfig
+from minigpt.checkpoint import Run
+from minigpt.config import Config, ModelConfig, OptimConfig, TokenizerConfig, TokenizerKind
+from minigpt.corpus import open_corpus
+from minigpt.data import fit_tokenizer
 from minigpt.events import Event
 from minigpt.layers.attention import taught_causal_attention
 from minigpt.model import MiniGPT
@@ -44,11 +47,13 @@ MODERN = ModelConfig(**SIZES, qk_norm=True, norm_eps=1e-6)
 ADAPTIVE = replace(
     MODERN, feed_forward="relu2", output="adaptive", cutoffs=(29, 61), tail_divisor=2
 )
+SAMPLED = replace(MODERN, output="sampled", output_bias=True, n_frequent=29, n_sampled=17)
 MODELS = {
     "paper": PAPER,
     "gpt2": GPT2,
     "modern": MODERN,
     "adaptive": ADAPTIVE,
+    "sampled": SAMPLED,
     "grouped-query": replace(MODERN, n_heads=6, n_kv_heads=3, d_head=10, d_model=47),
     "rotary, post-norm": replace(MODERN, norm_placement="post", norm="layer"),
     "sines, adaptive": replace(PAPER, output="adaptive", cutoffs=(29,), norm_placement="pre"),
@@ -144,6 +149,31 @@ def run_config(data: Path, **changes: Any) -> Config:
         optim=OptimConfig(matrix_rate=0.01, rate=1e-2),
     )
     return replace(config, **changes)
+
+
+def write_articles(folder: Path, n_articles: int = 7, n_words: int = 83) -> Path:
+    """Write articles as WikiText sets them, each of another length: 3 n, n and n + 1 of them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = random.Random(11)
+    for split, n in (("train", 3 * n_articles), ("valid", n_articles), ("test", n_articles + 1)):
+        lines = []
+        for i in range(n):
+            lines += ["", f" = Title w{i} = ", ""]
+            for _ in range(2 + i % 5):
+                words = [f"w{draw.randrange(n_words)}" for _ in range(3 + i % 7)]
+                lines.append(f" {' '.join(words)} <unk> . ")
+        (folder / f"{split}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+def make_run(path: Path, data: Path, kind: TokenizerKind, vocab_size: int = 0, **model: Any) -> Run:
+    """Return a run that learned nothing: every weight is random, but its tokenizer knows train."""
+    config = run_config(data, tokenizer=TokenizerConfig(kind, vocab_size))
+    tokenizer = fit_tokenizer(open_corpus(config.data), config.tokenizer)
+    sizes = replace(config.model, **model).resolved(tokenizer.vocab_size)
+    model_of_run = make_model(sizes, seed=len(path.name))
+    report = {"elapsed_seconds": 90.0, "epochs": 1.5}
+    return Run(path, replace(config, model=sizes), tokenizer, model_of_run, 0, report)
 
 
 class Recorder:

@@ -18,9 +18,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minigpt.api import attention, evaluate, generate, heads, load, train
+    from minigpt.api import attention, compare, evaluate, generate, heads, load, train
     from minigpt.attention_maps import AttentionMaps
     from minigpt.checkpoint import Run
+    from minigpt.comparison import Comparison
     from minigpt.config import Config, ModelConfig, OptimConfig, TokenizerConfig, UserError
     from minigpt.evaluate import Score
     from minigpt.generate import Sampling
@@ -34,10 +35,12 @@ _HOMES = {
     "load": "api",
     "train": "api",
     "evaluate": "api",
+    "compare": "api",
     "generate": "api",
     "attention": "api",
     "heads": "api",
     "AttentionMaps": "attention_maps",
+    "Comparison": "comparison",
     "HeadRoles": "head_roles",
     "Config": "config",
     "ModelConfig": "config",
@@ -53,6 +56,7 @@ _HOMES = {
 
 __all__ = [
     "AttentionMaps",
+    "Comparison",
     "Config",
     "HeadRoles",
     "MiniGPT",
@@ -65,6 +69,7 @@ __all__ = [
     "TokenizerConfig",
     "UserError",
     "attention",
+    "compare",
     "evaluate",
     "generate",
     "heads",

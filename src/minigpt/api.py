@@ -6,12 +6,14 @@
 Nothing is computed here; each function puts the modules below it in a row.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from minigpt.attention_maps import AttentionMaps, attention_maps
 from minigpt.checkpoint import Run
+from minigpt.comparison import Comparison
+from minigpt.comparison import compare as compare_runs
 from minigpt.config import Config, from_dict, load_preset, require
 from minigpt.corpus import Split, open_corpus
 from minigpt.data import prepare
@@ -78,6 +80,25 @@ def evaluate(
         context=context,
         stride=stride,
     )
+
+
+def compare(
+    runs: Sequence[Run],
+    split: Split = "valid",
+    *,
+    context: int | None = None,
+    stride: int | None = None,
+    by_word: bool = False,
+) -> Comparison:
+    """Score runs on one split and put them side by side, as ratios to the first with intervals.
+
+    context, stride   as for `evaluate`
+    by_word   compare per word alone, so that their tokens may differ
+    Raises UserError, before anything is scored, where texts differ, or tokens without by_word.
+    """
+    for run in runs:
+        _require_run(run)
+    return compare_runs(runs, split, context=context, stride=stride, by_word=by_word)
 
 
 def generate(run: Run, prompt: str = "", **sampling: Any) -> str:

@@ -79,6 +79,10 @@ def _small_models() -> Iterator[tuple[str, MiniGPT]]:
         name: (load_preset(name).model, {}) for name in ("paper", "gpt2", "modern")
     }
     variants["grouped-query"] = (load_preset("modern").model, {"n_kv_heads": 2})
+    variants["sampled"] = (
+        load_preset("modern").model,
+        {"output": "sampled", "output_bias": True, "n_frequent": 11, "n_sampled": 7},
+    )
     variants["adaptive"] = (
         load_preset("modern").model,
         {"output": "adaptive", "cutoffs": (11, 31)},

@@ -33,6 +33,7 @@ from minigpt.command_line import (
 from minigpt.command_options import (
     AttentionOptions,
     CheckOptions,
+    CompareOptions,
     EvaluateOptions,
     GenerateOptions,
     HeadsOptions,
@@ -43,12 +44,12 @@ from minigpt.command_options import (
 from minigpt.config import UserError, closest, load_preset
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from minigpt.checkpoint import Run
     from minigpt.corpus import Split
     from minigpt.data import TokenStream
-    from minigpt.evaluate import Score
     from minigpt.tokenizer import Tokenizer
-    from minigpt.unknown_words import UnknownCost
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -158,6 +159,25 @@ def _print_rows(rows: Sequence[Sequence[str]]) -> None:
         print("  ".join([*cells, row[-1]]).rstrip())
 
 
+def _print_table(table: "RenderableType") -> None:
+    """Print what rich draws: as wide as the terminal, and elsewhere no line is broken."""
+    from rich.console import Console
+
+    console = Console(
+        file=sys.stdout,
+        width=None if sys.stdout.isatty() else 1_000,
+        force_jupyter=False,
+        no_color=not _in_color(sys.stdout),
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        print(line.rstrip())
+
+
 def _print_json(value: Any) -> None:
     print(json.dumps(_writable(value), indent=2, ensure_ascii=False, allow_nan=False))
 
@@ -197,9 +217,13 @@ def _train(args: list[str]) -> int:
     end = report.finished
     assert end is not None
     if end.valid is not None:  # else it was stopped before its first validation
+        from minigpt.info import figure_rows, figures
+
         context = run.config.model.context_length
         stream = _stream(run, "valid")
-        _print_score(run, "valid", stream, end.valid, context=context, stride=context)
+        _print_rows(
+            figure_rows(figures(run, "valid", stream, end.valid, context=context, stride=context))
+        )
     if end.reason == "interrupted":
         _note(f"stopped and saved; go on with: minigpt train --resume {run_dir}")
         return 130
@@ -210,34 +234,47 @@ def _train(args: list[str]) -> int:
 def _evaluate(args: list[str]) -> int:
     options = parse(EvaluateOptions, args, "minigpt evaluate")
     run = open_run(options.run, options.device, options.threads)
-    from minigpt.corpus import open_corpus
-    from minigpt.data import prepare
-    from minigpt.evaluate import evaluate
-    from minigpt.info import unknown_cost
+    from minigpt.evaluation_table import evaluation_table
+    from minigpt.measurement import TIERS, measure
 
-    corpus = open_corpus(run.config.data)
-    stream = prepare(corpus, options.split, run.tokenizer)
-    longest = run.config.model.context_length
-    context = longest if options.context is None else options.context
-    stride = context if options.stride is None else options.stride
-    score = evaluate(
-        run.model,
-        stream,
-        run.tokenizer.eos_id,
-        context=context,
-        stride=stride,
-        batch_size=options.batch_size,
-    )
-    _print_score(
+    measured = measure(
         run,
         options.split,
-        stream,
-        score,
-        context=context,
-        stride=stride,
-        unknown=unknown_cost(run, corpus, options.split),
-        as_json=options.json,
+        text=options.text,
+        context=options.context,
+        stride=options.stride,
+        batch_size=options.batch_size,
+        tiers=[tier for tier in TIERS if getattr(options, tier)],
+        say=_note if sys.stderr.isatty() else lambda _: None,
     )
+    found = measured.to_json()
+    if options.json:
+        _print_json(found)
+    else:
+        _print_table(evaluation_table(found))
+    return 0
+
+
+def _compare(args: list[str]) -> int:
+    options = parse(CompareOptions, args, "minigpt compare")
+    if not options.runs:
+        raise UserError("RUN... is missing: give the folders of two runs or more")
+    from minigpt.comparison import compare
+
+    comparison = compare(
+        [open_run(path, options.device, options.threads) for path in options.runs],
+        options.split,
+        text=options.text,
+        context=options.context,
+        stride=options.stride,
+        batch_size=options.batch_size,
+        by_word=options.by_word,
+        say=_note if sys.stderr.isatty() else lambda _: None,
+    )
+    if options.json:
+        _print_json(comparison.to_json())
+    else:
+        _print_table(comparison.table())
     return 0
 
 
@@ -247,27 +284,6 @@ def _stream(run: "Run", split: "Split") -> "TokenStream":
     from minigpt.data import prepare
 
     return prepare(open_corpus(run.config.data), split, run.tokenizer)
-
-
-def _print_score(
-    run: "Run",
-    split: "Split",
-    stream: "TokenStream",
-    score: "Score",
-    *,
-    context: int,
-    stride: int,
-    unknown: "UnknownCost | None" = None,
-    as_json: bool = False,
-) -> None:
-    """Print a score of stream with all that it depends on."""
-    from minigpt.info import figure_rows, figures
-
-    found = figures(run, split, stream, score, context=context, stride=stride, unknown=unknown)
-    if as_json:
-        _print_json(found)
-    else:
-        _print_rows(figure_rows(found))
 
 
 def _generate(args: list[str]) -> int:
@@ -414,6 +430,7 @@ COMMANDS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
     "quickstart": ("data, three minutes of training, perplexity, text, a picture", _quickstart),
     "train": ("train a model: minigpt train [PRESET] [--data D] [--minutes M] …", _train),
     "evaluate": ("the perplexity of a run on valid or test", _evaluate),
+    "compare": ("runs side by side on one text, as ratios with intervals", _compare),
     "generate": ("text that a run's model writes after a prompt", _generate),
     "attention": ("which word looks at which: in the terminal, a picture, a page", _attention),
     "heads": ("what each head does, measured, and the loss without it", _heads),

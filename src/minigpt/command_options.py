@@ -47,18 +47,58 @@ class EvaluateOptions:
     """Score a run's model on the whole of a split: perplexity per token, and what can be compared.
 
     That is perplexity per word and bits per byte where the tokenizer keeps the text as it is, and
-    perplexity with each <unk> named where it cut the vocabulary.
+    perplexity with each <unk> named where it cut the vocabulary. Intervals come from drawing the
+    articles of the text again. --temperature, --cache and --dynamic add columns of their own.
     """
 
     run: RunPath
     """A run folder that `minigpt train` wrote."""
     split: Literal["valid", "test", "train"] = "valid"
     """Tune on valid; look at test once."""
+    text: Path | None = None
+    """Score the whole of this text file instead."""
     context: int | None = None
     """Ids that the model sees at once; default: the context_length that it was trained with."""
     stride: int | None = None
     """Ids scored per window: the smaller, the more context each has and the longer it takes;
     default: the context, each window on its own."""
+    temperature: Switch = False
+    """A column more: the softmax at the temperature that suits valid best."""
+    cache: Switch = False
+    """A column more: words that came before, in places like this one, become likelier (a neural
+    cache), as much as suits valid best."""
+    dynamic: Switch = False
+    """A column more: the model goes on learning from what it has been scored on (dynamic
+    evaluation), as fast as suits valid best."""
+    batch_size: int = 16
+    """Windows computed together. It does not change the figures."""
+    device: str = "auto"
+    """auto, cpu, cuda or mps."""
+    threads: int = 0
+    """CPU threads; 0: as many as there are cores to use."""
+    json: Switch = False
+    """Print one JSON object instead of the table."""
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """Put runs side by side, each as a ratio to the first one, with a paired interval.
+
+    All must read the same text, and cut it into the same tokens; --by-word lifts the second.
+    """
+
+    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN...")]
+    """Run folders that `minigpt train` wrote."""
+    split: Literal["valid", "test", "train"] = "valid"
+    """Tune on valid; look at test once."""
+    text: Path | None = None
+    """Score the whole of this text file instead."""
+    context: int | None = None
+    """Ids that each model sees at once; default: the context_length that it was trained with."""
+    stride: int | None = None
+    """Ids scored per window; default: the context, each window on its own."""
+    by_word: Switch = False
+    """Compare per word and per byte alone, so that tokens may differ."""
     batch_size: int = 16
     """Windows computed together. It does not change the figures."""
     device: str = "auto"

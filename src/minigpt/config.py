@@ -23,7 +23,8 @@ Position = Literal["sinusoidal", "learned", "rotary"]
 Norm = Literal["layer", "rms"]
 NormPlacement = Literal["post", "pre"]
 FeedForward = Literal["relu", "gelu", "swiglu", "relu2"]
-Output = Literal["full", "adaptive"]
+Output = Literal["full", "sampled", "adaptive"]
+FirstWeights = Literal["random", "counted"]
 TokenizerKind = Literal["basic_english", "wikitext", "bpe", "char"]
 Precision = Literal["auto", "float32", "bfloat16"]
 
@@ -167,7 +168,14 @@ class ModelConfig:
     attention_dropout: float = 0.0
     """Share of attention weights dropped in training. On a CPU anything above 0 is slow."""
     output: Output = "full"
-    """full softmax, or adaptive: frequent words first, rare ones in clusters that cost less."""
+    """full softmax; sampled: full, but trained on the frequent words and a sample of the others;
+    adaptive: frequent words first, rare ones in clusters that cost less."""
+    output_bias: bool = False
+    """Add a learned number to each word's score (not for adaptive)."""
+    n_frequent: int = 2_000
+    """Ids below this are scored for every batch by the sampled softmax."""
+    n_sampled: int = 2_048
+    """Draws from the other ids, for each batch."""
     cutoffs: tuple[int, ...] = (2_000, 10_000)
     """Ids at which the clusters of the adaptive softmax begin. Those past the vocabulary go."""
     tail_divisor: int = 4
@@ -179,9 +187,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Refuse sizes that do not fit together, naming the numbers."""
-        _require_positive(
-            self, "context_length", "d_model", "n_heads", "tail_divisor", "norm_eps", "rope_base"
-        )
+        _require_positive(self, "context_length", "d_model", "n_heads")
+        _require_positive(self, "n_frequent", "n_sampled", "tail_divisor", "norm_eps", "rope_base")
         _require_positive(self, "n_layers", most=10_000)
         _require_share(self, "dropout", "attention_dropout")
         for name in ("vocab_size", "n_kv_heads", "d_head", "d_ff"):
@@ -207,6 +214,10 @@ class ModelConfig:
         require(
             self.position != "sinusoidal" or self.d_model % 2 == 0,
             f"d_model {self.d_model} is odd: sinusoidal positions come in pairs, so make it even",
+        )
+        require(
+            not (self.output_bias and self.output == "adaptive"),
+            "output_bias is true, but output adaptive has no bias: take output full or sampled",
         )
         rising = all(a < b for a, b in zip(self.cutoffs, self.cutoffs[1:], strict=False))
         require(
@@ -315,6 +326,9 @@ class Config:
     precision: Precision = "auto"
     """Precision of the matrix products; auto times both and takes bfloat16 where it is clearly
     faster. Weights, sums and losses are float32 always."""
+    first_weights: FirstWeights = "random"
+    """random, or counted: the table begins with word vectors and the output's bias with the words'
+    shares of the text, both counted in train."""
     log: Literal["none", "tensorboard", "wandb"] = "none"
     """Where else the metrics go; metrics.jsonl has them always."""
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
@@ -340,6 +354,11 @@ class Config:
             self.batch_size % self.accumulation == 0,
             f"batch_size {self.batch_size} is not a multiple of accumulation {self.accumulation}: "
             "change one of them",
+        )
+        require(
+            self.first_weights == "random" or self.model.output != "adaptive",
+            "first_weights is counted, but the tables of output adaptive differ in width: "
+            "take output full or sampled, or first_weights random",
         )
         require(
             self.device.split(":")[0] in ("auto", "cpu", "cuda", "mps"),

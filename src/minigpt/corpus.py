@@ -87,6 +87,19 @@ def open_corpus(name: str) -> Corpus:
     )
 
 
+def open_text(path: Path) -> Corpus:
+    """Return the whole of a text file as a corpus of one split, test: it is there to be scored.
+
+    Raises UserError for what does not exist, is empty or is not UTF-8.
+    """
+    file = _expanded(path)
+    if not file.is_file():
+        what = "is not a regular file" if file.exists() else "does not exist"
+        raise UserError(f"text {path} {what}: give the path of a text file")
+    _n_lines(file)
+    return Corpus(str(path), str(file), {"test": partial(_read, file)})
+
+
 def available_offline(name: str) -> bool:
     """Can the corpus called `name` be opened without a download?"""
     if name not in downloads.TEXTS:

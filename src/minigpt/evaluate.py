@@ -8,7 +8,7 @@ scores only what no window scored before, so a stride below the context gives ev
 look back at, for more work. The first token is conditioned on <eos>. The figure depends on context
 and stride (so name them beside it) but not on the batch size.
 
-B batch · T sequence, T' of it scored · D d_model
+B batch · T sequence, T' of it scored · N rows, B·T' of them · D d_model
 """
 
 import math
@@ -19,10 +19,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from minigpt.compilation import uncompiled
-from minigpt.config import UserError
+from minigpt.config import require
 from minigpt.data import TokenStream
 from minigpt.model import MiniGPT
 
@@ -93,6 +94,65 @@ def windows(n_ids: int, context: int, stride: int) -> Iterator[Window]:
         yield Window(begin, scored_from, min(scored_from + stride, n_ids))
 
 
+def check_windows(model: MiniGPT, ids: np.ndarray, context: int, stride: int) -> None:
+    """Raise UserError for sizes that model cannot be evaluated with, and for an empty text."""
+    longest = model.config.context_length
+    require(
+        1 <= context <= longest,
+        f"context is {context}: it must lie between 1 and the model's {longest}",
+    )
+    require(
+        1 <= stride <= context,
+        f"stride is {stride}: it must lie between 1 and the context {context}",
+    )
+    require(len(ids) > 0, "the text to evaluate is empty: give one with at least one token")
+
+
+class ScoredStates(NamedTuple):
+    """What the model made of the ids from `begin` to before `end`, all of them to be scored."""
+
+    begin: int
+    end: int
+    hidden: Tensor
+    """(N, D), from which `model.output` says what comes next"""
+    targets: Tensor
+    """(N,) int64, what did come"""
+
+
+@torch.no_grad()
+def scored_states(
+    model: MiniGPT,
+    ids: np.ndarray,
+    eos_id: int,
+    *,
+    context: int,
+    stride: int | None = None,
+    batch_size: int = 16,
+) -> Iterator[ScoredStates]:
+    """Yield the last hidden vector before each id, in the order of the text, a batch at a time.
+
+    stride None is the context: disjoint windows. The model is in evaluation mode until the last
+    batch has been taken. Raises UserError for sizes out of range and an empty text.
+    """
+    stride = context if stride is None else stride
+    check_windows(model, ids, context, stride)
+    require(batch_size >= 1, f"batch size is {batch_size}: it must be at least 1")
+    device = next(model.parameters()).device
+    with evaluating(model), uncompiled():
+        for batch in _batched(windows(len(ids), context, stride), batch_size):
+            targets = np.stack([ids[w.begin : w.end] for w in batch]).astype(np.int64)  # (B, T)
+            before = [ids[w.begin - 1] if w.begin else eos_id for w in batch]
+            inputs = np.column_stack((np.array(before, dtype=np.int64), targets[:, :-1]))  # (B, T)
+            # Positions that are there to look back at only: they need no logits.
+            skipped = batch[0].scored_from - batch[0].begin
+            hidden = model.hidden(torch.from_numpy(inputs).to(device))[:, skipped:]  # (B, T', D)
+            wanted = torch.from_numpy(targets[:, skipped:]).to(device)
+            # Neighbouring windows of a batch score neighbouring ids: one stretch holds them all.
+            yield ScoredStates(
+                batch[0].scored_from, batch[-1].end, hidden.flatten(0, 1), wanted.flatten()
+            )
+
+
 @torch.no_grad()
 def token_nats(
     model: MiniGPT,
@@ -105,36 +165,39 @@ def token_nats(
 ) -> np.ndarray:
     """Return the nats of each id, (len(ids),) float32. Nothing else in memory grows with the text.
 
-    stride None is the context: disjoint windows. Raises UserError for sizes out of range and an
-    empty text.
+    Sizes and their UserErrors are those of `scored_states`.
     """
-    stride = context if stride is None else stride
-    if not 1 <= context <= model.config.context_length:
-        raise UserError(
-            f"context is {context}: it must lie between 1 and the model's "
-            f"{model.config.context_length}"
-        )
-    if not 1 <= stride <= context:
-        raise UserError(f"stride is {stride}: it must lie between 1 and the context {context}")
-    if batch_size < 1:
-        raise UserError(f"batch size is {batch_size}: it must be at least 1")
-    if len(ids) == 0:
-        raise UserError("the text to evaluate is empty: give one with at least one token")
-    device = next(model.parameters()).device
     nats = np.empty(len(ids), dtype=np.float32)
-    with evaluating(model), uncompiled():
-        for batch in _batched(windows(len(ids), context, stride), batch_size):
-            targets = np.stack([ids[w.begin : w.end] for w in batch]).astype(np.int64)  # (B, T)
-            before = [ids[w.begin - 1] if w.begin else eos_id for w in batch]
-            inputs = np.column_stack((np.array(before, dtype=np.int64), targets[:, :-1]))  # (B, T)
-            # Positions that are there to look back at only: they need no logits.
-            skipped = batch[0].scored_from - batch[0].begin
-            hidden = model.hidden(torch.from_numpy(inputs).to(device))[:, skipped:]  # (B, T', D)
-            wanted = torch.from_numpy(targets[:, skipped:]).to(device)
-            _, row_nats = model.output.nats(hidden.flatten(0, 1), wanted.flatten())
-            # Neighbouring windows of a batch score neighbouring ids: one slice holds them all.
-            nats[batch[0].scored_from : batch[-1].end] = row_nats.cpu().numpy()
+    for states in scored_states(
+        model, ids, eos_id, context=context, stride=stride, batch_size=batch_size
+    ):
+        _, row_nats = model.output.nats(states.hidden, states.targets)
+        nats[states.begin : states.end] = row_nats.cpu().numpy()
     return nats
+
+
+def nats_by_context(
+    nats: np.ndarray, *, context: int, stride: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return what the ids cost in sum, and how many they are, by how much each could look back at.
+
+    Both are (context,). Entry p is about position p of a window, from which p + 1 ids are seen; at
+    the beginning of the text the first of them is <eos>.
+    nats   (n,), as `token_nats` gave it with the same context and stride
+    """
+    sums, counts = np.zeros(context), np.zeros(context, dtype=np.int64)
+    first, later = nats[:context], nats[context:]
+    sums[: len(first)] += first
+    counts[: len(first)] += 1
+    # Every later window scores its last `stride` positions; the last of them may be cut short.
+    n_whole = len(later) // stride
+    whole, rest = later[: n_whole * stride].reshape(-1, stride), later[n_whole * stride :]
+    begin = context - stride
+    sums[begin:] += whole.sum(axis=0, dtype=np.float64)
+    counts[begin:] += n_whole
+    sums[begin : begin + len(rest)] += rest
+    counts[begin : begin + len(rest)] += 1
+    return sums, counts
 
 
 def _batched(all_windows: Iterator[Window], batch_size: int) -> Iterator[list[Window]]:

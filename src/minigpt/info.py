@@ -11,7 +11,7 @@ B batch · T context_length · D d_model · H heads · K d_head · F d_ff · V v
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,13 +19,13 @@ from torch import Tensor
 
 from minigpt.checkpoint import Run
 from minigpt.config import Config, TokenizerConfig, TokenizerKind
-from minigpt.corpus import Corpus, Split
+from minigpt.corpus import Split
 from minigpt.data import TokenStream
 from minigpt.evaluate import Score, perplexity
 from minigpt.model import MiniGPT
 from minigpt.optim import hidden_matrices
-from minigpt.output import LOGITS_PER_CHUNK, AdaptiveSoftmax
-from minigpt.unknown_words import UnknownCost, UnknownWords
+from minigpt.output import LOGITS_PER_CHUNK, AdaptiveSoftmax, SampledSoftmax
+from minigpt.unknown_words import UnknownCost
 
 BYTES_PER_NUMBER = 4  # weights, gradients and optimizer states are float32
 
@@ -127,6 +127,9 @@ def _output_flops(model: MiniGPT) -> float:
     Zipf's law, share ~ 1 / rank: 25.6 % beyond id 2,000 of WikiText-2, where 23 % are counted.
     """
     output, config = model.output, model.config
+    if isinstance(output, SampledSoftmax):  # nearly: some draws and targets fall together
+        n_candidates = min(output.n_frequent + output.n_sampled, config.vocab_size)
+        return 2.0 * config.d_model * n_candidates
     if not isinstance(output, AdaptiveSoftmax):
         return 2.0 * config.d_model * config.vocab_size
     bounds, tables = output.bounds, list(output.tables)
@@ -252,19 +255,9 @@ def report_rows(report: Mapping[str, Any], prefix: str = "") -> Rows:
     return rows
 
 
-def unknown_cost(run: Run, corpus: Corpus, split: Split) -> UnknownCost | None:
-    """Return what it costs to name the words of split that the run reads as `<unk>`.
-
-    None for the kinds that spell every word: bpe and char.
-    """
-    if run.tokenizer.unk_id is None:
-        return None
-    return UnknownWords(run.tokenizer, corpus.lines("train")).cost(corpus.lines(split))
-
-
 def figures(
     run: Run,
-    split: Split,
+    split: Split | None,
     stream: TokenStream,
     score: Score,
     *,
@@ -274,43 +267,58 @@ def figures(
 ) -> dict[str, Any]:
     """Return what there is to say about a score, with all that it depends on.
 
-    unknown   what `unknown_cost` says; None: leave out the figure that can be compared
+    split     None: the text is none of the run's own
+    unknown   what it costs to name the words that are read as `<unk>`; None: it was not looked for,
+              and a tokenizer that has `<unk>` has no figure that can be compared
     """
+    tokenizer = run.tokenizer
     return {
         "run": str(run.path),
         "data": run.config.data,
         "split": split,
-        "tokenizer": run.tokenizer.kind,
-        "vocab_size": run.tokenizer.vocab_size,
+        "sha256": stream.sha256,
+        "tokenizer": tokenizer.kind,
+        "vocab_size": tokenizer.vocab_size,
         "context": context,
         "stride": stride,
-        "nats": score.nats,
         "tokens": score.tokens,
         "words": score.words,
         "bytes": score.bytes,
+        "unknown_share": stream.unknown_share,
+        "unknown_words": None if unknown is None else unknown._asdict(),
+        "convention": convention(run.config.data, tokenizer.kind, stream.unknown_share),
+        **score_figures(score, tokenizer.kind, unknown),
+    }
+
+
+def score_figures(
+    score: Score, kind: TokenizerKind, unknown: UnknownCost | None
+) -> dict[str, float | None]:
+    """Return a score in every unit, and as the figure that can be compared.
+
+    That one counts words between blanks, or basic_english's own, each `<unk>` named (see
+    `unknown_words`). None where that was not looked for, or cannot be: train does not have a word.
+    """
+    found: dict[str, float | None] = {
+        "nats": score.nats,
         "token_perplexity": score.token_perplexity,
         "word_perplexity": score.word_perplexity,
         "bits_per_byte": score.bits_per_byte,
-        "unknown_share": stream.unknown_share,
-        **_named(score, stream, unknown),
-        "convention": convention(run.config.data, run.tokenizer.kind, stream.unknown_share),
+        "comparable_perplexity": None,
+        "comparable_perplexity_at_least": None,
+        "comparable_bits_per_byte": None,
     }
-
-
-def _named(score: Score, stream: TokenStream, unknown: UnknownCost | None) -> dict[str, Any]:
-    """Return the perplexity per word with every `<unk>` named, or how high it is at least.
-
-    A word is one of the tokenizer's own, `<eos>` included: as many as there are tokens. Nothing is
-    returned where no vocabulary was cut, so that `<unk>` has one meaning and naming it is free.
-    """
-    if unknown is None or not (unknown.nats or unknown.n_unseen or stream.unknown_share):
-        return {}
-    value = perplexity((score.nats + unknown.nats) / score.tokens)
-    return {
-        "comparable_perplexity": None if unknown.n_unseen else value,
-        "comparable_perplexity_at_least": value,
-        "unknown_words": unknown._asdict(),
-    }
+    naming = UnknownCost(0.0, 0, 0) if kind in ("bpe", "char") else unknown
+    if naming is None:
+        return found
+    named = replace(score, nats=score.nats + naming.nats)
+    value = perplexity(named.nats / (score.tokens if kind == "basic_english" else score.words))
+    found["comparable_perplexity_at_least"] = value
+    if not naming.n_unseen:
+        found["comparable_perplexity"] = value
+        if kind != "basic_english":  # which does not keep the text whose bytes these are
+            found["comparable_bits_per_byte"] = named.bits_per_byte
+    return found
 
 
 def convention(data: str, kind: TokenizerKind, unknown_share: float) -> str:
@@ -332,9 +340,8 @@ def convention(data: str, kind: TokenizerKind, unknown_share: float) -> str:
 
 def figure_rows(figures: Mapping[str, Any]) -> Rows:
     """Return figures as rows of a table, for people."""
-    windows = "each window on its own" if figures["stride"] == figures["context"] else "overlapping"
-    if "comparable_perplexity" in figures:
-        comparable = [("", _named_perplexity(figures))]
+    if names_words(figures):
+        comparable = [("", f"{_named_perplexity(figures)}: {peers(figures)}")]
     elif figures["tokenizer"] == "basic_english" or figures["unknown_share"]:
         comparable = []  # one <unk> for all rare words, or no capitals, would flatter both
     else:
@@ -347,6 +354,14 @@ def figure_rows(figures: Mapping[str, Any]) -> Rows:
         ("perplexity", f"{figures['token_perplexity']:,.2f} per token"),
         *comparable,
         ("nats", f"{figures['nats']:,.1f}"),
+        *condition_rows(figures),
+    ]
+
+
+def condition_rows(figures: Mapping[str, Any]) -> Rows:
+    """Return the rows that say on what figures depend."""
+    windows = "each window on its own" if figures["stride"] == figures["context"] else "overlapping"
+    return [
         ("tokens", f"{figures['tokens']:,}"),
         ("words", f"{figures['words']:,} between blanks, line ends included"),
         ("<unk>", f"{figures['unknown_share']:.2%} of the tokens"),
@@ -356,12 +371,28 @@ def figure_rows(figures: Mapping[str, Any]) -> Rows:
     ]
 
 
-def _named_perplexity(figures: Mapping[str, Any]) -> str:
-    """Say what the perplexity is when every `<unk>` is named, or what it exceeds, and its peers."""
-    value = f"{figures['comparable_perplexity_at_least']:,.2f} per word, comparable"
+def names_words(figures: Mapping[str, Any]) -> bool:
+    """Return whether a vocabulary was cut, and it is known what the words left out cost.
+
+    Elsewhere `<unk>` has one meaning, and naming it is free.
+    """
+    unknown = figures["unknown_words"]
+    if unknown is None:
+        return False
+    return bool(unknown["nats"] or unknown["n_unseen"] or figures["unknown_share"])
+
+
+def peers(figures: Mapping[str, Any]) -> str:
+    """Say beside what a perplexity stands in which each `<unk>` is named, or why beside nothing."""
     n_unseen = figures["unknown_words"]["n_unseen"]
     if n_unseen:
-        return f"more than {value}: incomplete, {n_unseen:,} words are not in train and count as 0"
+        return f"incomplete, {n_unseen:,} words are not in train and count as 0"
     closed = figures["tokenizer"] == "wikitext"
-    peers = "the closed vocabulary" if closed else "other sizes of this vocabulary"
-    return f"{value} beside {peers}: each <unk> pays for its word"
+    beside = "the closed vocabulary" if closed else "other sizes of this vocabulary"
+    return f"beside {beside}, each <unk> pays for its word"
+
+
+def _named_perplexity(figures: Mapping[str, Any]) -> str:
+    """Say what the perplexity is when every `<unk>` is named, or what it exceeds."""
+    value = f"{figures['comparable_perplexity_at_least']:,.2f} per word, comparable"
+    return f"more than {value}" if figures["unknown_words"]["n_unseen"] else value

@@ -34,7 +34,7 @@ from minigpt.layers.positions import (
     PositionalEncoding,
     Rotary,
 )
-from minigpt.output import AdaptiveEmbedding, AdaptiveSoftmax, FullSoftmax
+from minigpt.output import AdaptiveEmbedding, AdaptiveSoftmax, FullSoftmax, SampledSoftmax
 
 
 class Block(nn.Module):
@@ -169,7 +169,14 @@ class MiniGPT(nn.Module):
         tables = self.embedding if self.config.tie_embeddings else self._make_embedding()
         if isinstance(tables, AdaptiveEmbedding):
             return AdaptiveSoftmax(tables)
-        return FullSoftmax(tables.weight)
+        if self.config.output == "sampled":
+            return SampledSoftmax(
+                tables.weight,
+                bias=self.config.output_bias,
+                n_frequent=self.config.n_frequent,
+                n_sampled=self.config.n_sampled,
+            )
+        return FullSoftmax(tables.weight, bias=self.config.output_bias)
 
     def _initialise(self) -> None:
         """Give every matrix small random weights: GPT-2's (Radford et al. 2019, section 2.3).

@@ -3,16 +3,20 @@
 In: hidden (…, D), and targets (…) when the loss is wanted.
 Out: logits (…, V), or the nats that the targets cost.
 
-Two ways, both exact probabilities over the whole vocabulary. `FullSoftmax` scores all V words.
-`AdaptiveSoftmax` scores the frequent words and one entry for each cluster of rarer ones; for the
-loss it looks into a cluster only where the target lies there: on WikiText-2 a fraction of the work.
+Three ways, all exact probabilities over the whole vocabulary. `FullSoftmax` scores all V words.
+`SampledSoftmax` does too, but estimates the loss of training from the frequent words and a sample
+of the rest. `AdaptiveSoftmax` scores the frequent words and one entry for each cluster of rarer
+ones; for the loss it looks into a cluster only where the target lies there. Either is a fraction of
+the work on WikiText-2.
 
 The (B·T, V) matrix of logits would be the largest thing in memory by far (4,096 positions × 33,278
 words are 545 MB, and as much again for its gradient), so the loss is worked off in chunks of rows.
 
 B batch · T sequence · N rows, B·T of them in training · D d_model · V vocabulary
+C candidates, the words that a sampled softmax scores
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -31,15 +35,15 @@ def _matmul_dtype(hidden: Tensor) -> torch.dtype:
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Cross entropy of hidden @ weightᵀ, whose gradient is made in the same pass, chunk by chunk.
+    """Cross entropy of hidden @ weightᵀ + bias, with its gradient made in the same pass, in chunks.
 
     The gradient of a row's logits is softmax − one-hot. With it at hand in the forward pass, the
     logits need neither be kept for the backward pass nor be computed twice. The price is that the
     gradient itself cannot be differentiated.
 
-    hidden (N, D)    weight (V, D)    targets (N,)
+    hidden (N, D)    weight (V, D)    bias (V,) or None    targets (N,)
     dtype        of the matrix products; sums, softmax and nats are float32
-    needs_grad   whether to make the gradients (N, D) and (V, D) at all
+    needs_grad   whether to make the gradients at all
     """
 
     @staticmethod
@@ -47,6 +51,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
+        bias: Tensor | None,
         targets: Tensor,
         dtype: torch.dtype,
         needs_grad: bool,
@@ -54,62 +59,137 @@ class _LinearCrossEntropy(torch.autograd.Function):
         row_nats = torch.empty(hidden.size(0), device=hidden.device, dtype=torch.float32)
         grad_hidden = torch.empty_like(hidden) if needs_grad else None
         grad_weight = torch.zeros_like(weight) if needs_grad else None
+        grad_bias = torch.zeros_like(bias) if needs_grad and bias is not None else None
         states, table = hidden.to(dtype), weight.to(dtype)
         n_rows = max(1, LOGITS_PER_CHUNK // weight.size(0))
         for start in range(0, hidden.size(0), n_rows):
             rows = slice(start, start + n_rows)
             state, target = states[rows], targets[rows, None]  # (n_rows, D), (n_rows, 1)
-            log_probs = (state @ table.T).float().log_softmax(dim=-1)  # (n_rows, V)
+            logits = (state @ table.T).float()  # (n_rows, V)
+            if bias is not None:
+                logits += bias
+            log_probs = logits.log_softmax(dim=-1)  # (n_rows, V)
             row_nats[rows] = -log_probs.gather(1, target).squeeze(1)
             if grad_hidden is not None and grad_weight is not None:
                 grad_logits = log_probs.exp_()  # in place: these are the bytes that count
                 grad_logits.scatter_add_(
                     1, target, grad_logits.new_full((1, 1), -1.0).expand_as(target)
                 )
+                if grad_bias is not None:
+                    grad_bias += grad_logits.sum(dim=0)
                 grad_logits = grad_logits.to(dtype)
                 grad_hidden[rows] = (grad_logits @ table).to(hidden.dtype)
                 grad_weight += grad_logits.T @ state
         if needs_grad:
-            ctx.save_for_backward(grad_hidden, grad_weight)
+            ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.mark_non_differentiable(row_nats)
         return row_nats.sum(), row_nats
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_nats: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, grad_nats: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         # grad_nats is a scalar: 1 over what the sum of the nats was divided by.
-        grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grad_nats, grad_weight * grad_nats, None, None, None
+        of_hidden, of_weight, of_bias = (
+            None if grad is None else grad * grad_nats for grad in ctx.saved_tensors
+        )
+        return of_hidden, of_weight, of_bias, None, None, None
 
 
-def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the nats of all targets (a scalar, with a gradient) and of each one (N,), without.
 
-    hidden (N, D)    weight (V, D)    targets (N,) int64
-    −log softmax(hidden weightᵀ)[target], at most LOGITS_PER_CHUNK logits in memory at a time.
+    hidden (N, D)    weight (V, D)    targets (N,) int64    bias (V,)
+    −log softmax(hidden weightᵀ + bias)[target], at most LOGITS_PER_CHUNK logits in memory at a
+    time.
     """
     apply = cast(Any, _LinearCrossEntropy.apply)
     # Asked here: inside, gradients are off and the table is a parameter even under no_grad.
-    needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    total, row_nats = apply(hidden, weight, targets, _matmul_dtype(hidden), needs_grad)
+    learns = any(part is not None and part.requires_grad for part in (hidden, weight, bias))
+    needs_grad = torch.is_grad_enabled() and learns
+    total, row_nats = apply(hidden, weight, bias, targets, _matmul_dtype(hidden), needs_grad)
     return total, row_nats
 
 
 class FullSoftmax(nn.Module):
     """A score for every word: its row of the table, times the hidden vector."""
 
-    def __init__(self, table: Tensor) -> None:
-        """Take the table (V, D); the model's own input table ties the two (section 3.4)."""
+    def __init__(self, table: Tensor, *, bias: bool = False) -> None:
+        """Take the table (V, D); the model's own input table ties the two (section 3.4).
+
+        bias   add a number to each word's score, which says how frequent it is by itself
+        """
         super().__init__()
         self.table = table
+        self.bias = nn.Parameter(torch.zeros(table.size(0))) if bias else None
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits (…, V) for hidden (…, D)."""
-        return F.linear(hidden, self.table)
+        return F.linear(hidden, self.table, self.bias)
 
     def nats(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return what `linear_cross_entropy` does, for hidden (N, D) and targets (N,)."""
-        return linear_cross_entropy(hidden, self.table, targets)
+        return linear_cross_entropy(hidden, self.table, targets, self.bias)
+
+
+class SampledSoftmax(FullSoftmax):
+    """A full softmax whose training loss is estimated from some of the words (Jean et al. 2015).
+
+    The candidates of a batch are the frequent words, the batch's own targets and a few of the rest,
+    drawn at random. A word that is one with probability π counts 1/π times, so its score gains
+    −log π: the logQ correction (Bengio and Senécal 2008), under which the loss is least where the
+    full softmax's is. In evaluation all V words are scored, and the weights are a full softmax's.
+
+    Expects ids by falling frequency, as Zipf's law has them: word i has the share
+    log((i + 2) / (i + 1)) / log(V + 1) of a text. That is near enough to reckon π by.
+    """
+
+    def __init__(self, table: Tensor, *, bias: bool, n_frequent: int, n_sampled: int) -> None:
+        """Score ids below n_frequent always, and n_sampled draws from the others."""
+        super().__init__(table, bias=bias)
+        self.n_frequent = min(n_frequent, table.size(0))
+        self.n_sampled = n_sampled
+
+    def nats(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what `FullSoftmax.nats` does; while gradients are wanted in training, estimates.
+
+        hidden (N, D)    targets (N,)
+        """
+        if not (self.training and torch.is_grad_enabled()):
+            return super().nats(hidden, targets)
+        candidates, places = self._candidates(targets)
+        table = self.table.index_select(0, candidates)  # (C, D)
+        correction = -self._log_inclusion(len(targets), candidates)
+        if self.bias is not None:
+            correction = correction + self.bias[candidates]
+        return linear_cross_entropy(hidden, table, places, correction)
+
+    def _candidates(self, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the ids to score (C,), ascending, and the place among them of each target (N,)."""
+        n_words, device = self.table.size(0), self.table.device
+        chosen = torch.zeros(n_words, dtype=torch.bool, device=device)
+        chosen[: self.n_frequent] = True
+        chosen[targets] = True
+        if self.n_frequent < n_words:
+            drawn = torch.randint(self.n_frequent, n_words, (self.n_sampled,), device=device)
+            chosen[drawn] = True
+        candidates = chosen.nonzero().squeeze(1)
+        # How many candidates come before an id is where it stands among them.
+        places = chosen.cumsum(dim=0)[targets] - 1
+        return candidates, places
+
+    def _log_inclusion(self, n_targets: int, candidates: Tensor) -> Tensor:
+        """Return log π (C,), which is 0 for the frequent words.
+
+        A word stays out only if every draw misses it, and no target is that word.
+        """
+        n_words = self.table.size(0)
+        share = torch.log1p(1 / (candidates.double() + 1)) / math.log(n_words + 1)
+        missed = (1 - share) ** n_targets
+        if self.n_frequent < n_words:
+            missed *= (1 - 1 / (n_words - self.n_frequent)) ** self.n_sampled
+        return torch.log1p(-missed).masked_fill(candidates < self.n_frequent, 0.0).float()
 
 
 class AdaptiveEmbedding(nn.Module):

@@ -32,6 +32,7 @@ from minigpt.corpus import open_corpus
 from minigpt.data import TokenStream, TrainingBatches, fit_tokenizer, prepare
 from minigpt.evaluate import Score
 from minigpt.events import Callback, Noted
+from minigpt.first_weights import begin_from_counts
 from minigpt.machine import choose_device, choose_precision, matrix_rates, set_threads
 from minigpt.model import MiniGPT, Objective
 from minigpt.optim import make_optimizers
@@ -152,6 +153,7 @@ def new_training(
     set_threads(config.threads)
     rates = matrix_rates(device)
     corpus = open_corpus(config.data)
+    began_at = perf_counter()  # behind a download, before all that is work on the text
     tokenizer = fit_tokenizer(corpus, config.tokenizer)
     config = _decided(config, tokenizer, rates)
     train_stream = prepare(corpus, "train", tokenizer)
@@ -161,7 +163,10 @@ def new_training(
     )
     _note_unknown(train_stream, valid_stream, on_event)
     torch.manual_seed(config.seed)
-    model = MiniGPT(config.model).to(device)
+    model = MiniGPT(config.model)
+    if config.first_weights == "counted":
+        begin_from_counts(model, train_stream.ids)
+    model.to(device)
     state = TrainingState(
         config=config,
         run_dir=run_dir,
@@ -175,9 +180,8 @@ def new_training(
         rates=rates,
         on_event=on_event,
     )
-    began_at = perf_counter()
     compiled = _compiled(state)
-    # The trial of torch.compile is the user's time too.
+    # Reading, counting and the trial of torch.compile are the user's time too.
     state.progress.elapsed_seconds = perf_counter() - began_at
     state.config = replace(config, compile="on" if compiled else "off")
     create_run_folder(run_dir, state.config, tokenizer, overwrite=overwrite)

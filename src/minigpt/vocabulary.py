@@ -185,6 +185,14 @@ def _add(library: Tokenizer, tokens: Iterable[str]) -> None:
         library.add_tokens([AddedToken(token, normalized=False, special=token == EOS)])
 
 
+def is_title(earlier: str, line: str, later: str) -> bool:
+    """Return whether line is a WikiText title: ` = Title = ` between two blank lines.
+
+    Without the blank ones it might be a formula: WikiText-2 has 29 of these in its 600 articles.
+    """
+    return bool(_TITLE.fullmatch(line)) and not earlier.strip() and not later.strip()
+
+
 def marked(lines: Iterable[str]) -> Iterator[str]:
     """Yield `lines`, each with its line end, and a bare `<|endoftext|>` where a document ends.
 
@@ -195,8 +203,7 @@ def marked(lines: Iterable[str]) -> Iterator[str]:
     earlier, line = "", next(ended)
     has_text = False
     for later in ended:
-        is_title = _TITLE.fullmatch(line) and not earlier.strip() and not later.strip()
-        if is_title and has_text:
+        if has_text and is_title(earlier, line, later):
             yield DOCUMENT_MARK
         is_mark = line.strip() == DOCUMENT_MARK
         yield DOCUMENT_MARK if is_mark else line + "\n"

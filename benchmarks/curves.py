@@ -1,0 +1,121 @@
+"""Curves: perplexity against minutes of training, and what they say when laid side by side.
+
+In: a folder with one JSON file for each contestant, as `quality` writes them. Out: for each peer,
+how much sooner ours was as good.
+
+A file of kind `curve` holds points; one of kind `pace` holds the minutes of an epoch, measured over
+a number of batches, and the published result that so many epochs lead to: a peer that nobody wants
+to wait for. What follows from a pace is marked as extrapolated.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minigpt.checkpoint import read_json
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a contestant stood when the whole of valid was scored."""
+
+    minutes: float
+    """Of training, compilation included, validations not."""
+    perplexity: float
+    steps: int
+    tokens: int
+    epochs: float
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a peer came to, and after how long."""
+
+    peer: str
+    perplexity: float
+    minutes: float
+    extrapolated: bool
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How much sooner ours reached a goal: `ours` is None where none of ours did."""
+
+    goal: Goal
+    ours: str | None = None
+    minutes: float = math.nan
+    ratio: float = math.nan
+    n_seeds: int = 0
+
+
+def points(result: Result) -> list[Point]:
+    """Return the points of a curve, in order of time."""
+    return [Point(**point) for point in result["curve"]]
+
+
+def load(folder: Path) -> list[Result]:
+    """Return the results in folder, ours first, then by name."""
+    found = [read_json(path) for path in sorted(folder.glob("*.json"))]
+    known = [result for result in found if result.get("kind") in ("curve", "pace")]
+    return sorted(known, key=lambda result: not result["ours"])
+
+
+def minutes_to(curve: list[Point], perplexity: float) -> float | None:
+    """Return the first minute at which the curve is down at perplexity; None if it never is.
+
+    Between two points the logarithm of the perplexity is taken to fall with that of the time, as
+    the curves do, roughly. The time of the first point is all that is known of what lies before it.
+    """
+    before: Point | None = None
+    for point in curve:
+        if point.perplexity <= perplexity:
+            if before is None:
+                return point.minutes
+            fall = math.log(before.perplexity / point.perplexity)
+            share = math.log(before.perplexity / perplexity) / fall
+            minutes: float = before.minutes * (point.minutes / before.minutes) ** share
+            return minutes
+        before = point
+    return None
+
+
+def goals(results: Iterable[Result]) -> list[Goal]:
+    """Return what there is to reach: each peer's best, and what is published for its pace."""
+    found = []
+    for result in results:
+        if result["kind"] == "pace":
+            published = result["published"]
+            minutes = published["epochs"] * result["epoch_minutes"]
+            name = f"{result['contestant']}, {published['epochs']} epochs"
+            found.append(Goal(name, published["valid"], minutes, extrapolated=True))
+        elif not result["ours"]:
+            best = min(points(result), key=lambda point: point.perplexity)
+            found.append(Goal(result["name"], best.perplexity, best.minutes, extrapolated=False))
+    return found
+
+
+def ratios(results: list[Result]) -> list[Ratio]:
+    """Return for each goal which of ours reached it soonest: seeds are joined by their median."""
+    groups: dict[str, list[list[Point]]] = {}
+    for result in results:
+        if result["ours"] and result["kind"] == "curve":
+            budget = f"{result['contestant']}, {result['budget_minutes']:g} min"
+            groups.setdefault(budget, []).append(points(result))
+    found = []
+    for goal in goals(results):
+        best = Ratio(goal)
+        for name, curves in groups.items():
+            times = [minutes_to(curve, goal.perplexity) for curve in curves]
+            reached = [minutes for minutes in times if minutes is not None]
+            if len(reached) < len(curves):
+                continue  # a median of those that made it would flatter
+            minutes = statistics.median(reached)
+            if best.ours is None or minutes < best.minutes:
+                best = Ratio(goal, name, minutes, goal.minutes / minutes, len(curves))
+        found.append(best)
+    return found

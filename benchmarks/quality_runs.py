@@ -1,0 +1,172 @@
+"""The runs behind `quality`: a contestant in, its curve or its pace out.
+
+The clock counts training and compilation, of ours and of peers. It stands still while valid is
+scored, and while ours writes its checkpoints; a peer's trial of the compiler is not counted either.
+"""
+
+import math
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from curves import Point, Result
+from minigpt.config import Config, require, to_dict
+from minigpt.corpus import open_corpus
+from minigpt.data import fit_tokenizer, prepare
+from minigpt.evaluate import evaluate, perplexity
+from minigpt.events import Event, Noted, Started, Stepped, Validated
+from minigpt.model import MiniGPT
+from minigpt.train import train
+from peer import Peer, Words
+
+# --tied, 40 epochs, as its maintainers report it.
+PUBLISHED = {"valid": 105.97, "test": 100.33, "epochs": 40, "source": "pytorch/examples issue 281"}
+WARM_UP_BATCHES = 20
+
+
+class OurCurve:
+    """A callback of `train` that notes the points of its curve and takes validations off the clock.
+
+    Whatever lies between the last step and the end of a validation is off it: scoring, checkpoint.
+    """
+
+    def __init__(self, n_train: int) -> None:
+        self.n_train, self.curve = n_train, list[Point]()
+        self.paused, self.stepped_at = 0.0, time.perf_counter()
+        self.last: Stepped | None = None
+        self.n_parameters, self.notes = 0, list[str]()
+
+    def __call__(self, event: Event) -> None:
+        """Take note of an event."""
+        match event:
+            case Started():
+                self.n_parameters = event.n_parameters
+            case Stepped():
+                self.last, self.stepped_at = event, time.perf_counter()
+            case Noted():
+                self.notes.append(event.text)
+                say(event.text)
+            case Validated() if self.last is not None:
+                seconds = self.last.elapsed_seconds - self.paused
+                tokens = round(self.last.epoch * self.n_train)
+                figure = event.score.token_perplexity
+                self.curve.append(
+                    Point(seconds / 60, figure, self.last.step, tokens, self.last.epoch)
+                )
+                say(spoken(self.curve[-1]))
+                self.paused += time.perf_counter() - self.stepped_at
+
+
+def run_ours(name: str, config: Config, validations: int) -> Result:
+    """Train a preset and return its curve. Raises UserError where its words are not the peers'."""
+    kind = config.tokenizer
+    closed = kind.kind == "wikitext" and kind.vocab_size == 0
+    require(closed, f"{name} cuts its words otherwise than its peers: take one of all wikitext")
+    minutes = config.minutes
+    require(minutes is not None, f"{name} has no budget in minutes: give --minutes")
+    corpus = open_corpus(config.data)
+    n_train = len(prepare(corpus, "train", fit_tokenizer(corpus, kind)).ids)
+    curve = OurCurve(n_train)
+    with tempfile.TemporaryDirectory() as folder:
+        run = train(stretched(config, validations), Path(folder) / "run", curve)
+        decided = to_dict(run.config)
+    return {
+        "ours": True,
+        "budget_minutes": minutes,
+        "n_parameters": curve.n_parameters,
+        "curve": [asdict(point) for point in curve.curve],
+        "notes": curve.notes,
+        "settings": decided,
+    }
+
+
+def stretched(config: Config, validations: int) -> Config:
+    """Return config with that many validations, and the time of those that it did not have.
+
+    How long one takes is measured on a fresh model and an eighth of valid.
+    """
+    corpus = open_corpus(config.data)
+    tokenizer = fit_tokenizer(corpus, config.tokenizer)
+    stream = prepare(corpus, "valid", tokenizer)
+    model = MiniGPT(config.model.resolved(tokenizer.vocab_size))
+    part = replace(stream, ids=stream.ids[: max(1, len(stream.ids) // 8)])
+    began_at = time.perf_counter()
+    evaluate(model, part, tokenizer.eos_id)
+    seconds = (time.perf_counter() - began_at) * len(stream.ids) / len(part.ids)
+    more = max(0, validations - config.validations)
+    minutes = (config.minutes or 0.0) + more * seconds / 60
+    return replace(config, validations=config.validations + more, minutes=minutes)
+
+
+def run_peer(peer: Peer, words: Words, minutes: float, validations: int) -> Result:
+    """Train a peer for minutes and return its curve; valid is scored with the clock stopped."""
+    seconds, n_steps, n_scored = 0.0, 0, 0
+    curve: list[Point] = []
+    share = 0.0
+    while share < 1:
+        began_at = time.perf_counter()
+        peer.step(share)
+        seconds += time.perf_counter() - began_at
+        n_steps += 1
+        share = seconds / (60 * minutes)
+        due = min(int(share * validations), validations)
+        if due > n_scored or peer.epoch_ended:
+            n_scored = due
+            nats = peer.score(words.valid)
+            if peer.epoch_ended:
+                peer.hear(nats)
+            tokens = n_steps * peer.tokens_per_step
+            figure = perplexity(nats / len(words.valid))
+            curve.append(Point(seconds / 60, figure, n_steps, tokens, tokens / len(words.train)))
+            say(spoken(curve[-1]))
+    return {
+        "ours": False,
+        "budget_minutes": minutes,
+        "n_parameters": peer.n_parameters,
+        "curve": [asdict(point) for point in curve],
+        "settings": peer.settings,
+    }
+
+
+def run_pace(peer: Any, batches: int) -> Result:
+    """Time batches of a peer, after some that warm up, and reckon an epoch of its own from it."""
+    seconds = []
+    for turn in range(WARM_UP_BATCHES + batches):
+        began_at = time.perf_counter()
+        peer.step(0.0)
+        if turn >= WARM_UP_BATCHES:
+            seconds.append(time.perf_counter() - began_at)
+    epoch_minutes = peer.batches_per_epoch * statistics.median(seconds) / 60
+    return {
+        "kind": "pace",
+        "ours": False,
+        "extrapolated": True,
+        "batches": batches,
+        "warm_up_batches": WARM_UP_BATCHES,
+        "seconds_per_batch": statistics.median(seconds),
+        "mean_seconds_per_batch": statistics.fmean(seconds),
+        "batches_per_epoch": peer.batches_per_epoch,
+        "epoch_minutes": epoch_minutes,
+        "published": PUBLISHED,
+        "published_minutes": PUBLISHED["epochs"] * epoch_minutes,
+        "n_parameters": peer.n_parameters,
+        "settings": peer.settings,
+    }
+
+
+def spoken(point: Point) -> str:
+    """Return a point in words."""
+    speed = point.tokens / point.minutes / 60 if point.minutes else math.nan
+    return (
+        f"{point.minutes:6.2f} min  perplexity {point.perplexity:8.2f}  "
+        f"{point.epochs:5.2f} epochs  {speed:,.0f} tokens/s"
+    )
+
+
+def say(text: str) -> None:
+    """Tell how it goes, on stderr: what is printed is the result."""
+    print(text, file=sys.stderr, flush=True)
