@@ -20,6 +20,7 @@ from minigpt.layers.attention import (
     causal_mask,
     fast_causal_attention,
     merge_heads,
+    one_piece_causal_attention,
     split_heads,
     taught_causal_attention,
 )
@@ -294,15 +295,35 @@ def test_fast_equals_taught(shape):
         assert_close(mine, other, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("limit", [T - 1, T])
+def test_in_bfloat16_one_piece_equals_blocks(monkeypatch, limit):
+    """Up to the limit in one piece, beyond it in PyTorch's blocks: the same to 8 bits."""
+    monkeypatch.setattr("minigpt.layers.attention.ONE_PIECE_AT_MOST", limit)
+    q, k, v = qkv(T, T)
+    expected, _ = taught_causal_attention(q, k, v)
+    with torch.autocast("cpu", torch.bfloat16):
+        fast = fast_causal_attention(q, k, v)
+    assert fast.dtype == torch.bfloat16
+    in_one_piece = "FlashAttention" not in type(fast.grad_fn).__name__
+    assert in_one_piece == (limit == T)
+    assert_close(fast.float(), expected, atol=0.03, rtol=0)
+    upstream = torch.randn_like(expected)
+    ours = torch.autograd.grad(fast, (q, k, v), upstream.bfloat16())
+    theirs = torch.autograd.grad(expected, (q, k, v), upstream)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert_close(mine, other, atol=0.06, rtol=0)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("path", ["fast", "taught"])
+@pytest.mark.parametrize("path", ["fast", "taught", "bfloat16"])
 def test_a_query_sees_itself_and_the_past_alone(path, shape):
     n_queries, n_keys, *_ = shape
 
     def run(k, v):
-        if path == "fast":
+        if path == "taught":
+            return taught_causal_attention(q, k, v)[0]
+        with torch.autocast("cpu", torch.bfloat16, enabled=path == "bfloat16"):
             return fast_causal_attention(q, k, v)
-        return taught_causal_attention(q, k, v)[0]
 
     with torch.no_grad():
         q, k, v = qkv(*shape)
@@ -326,14 +347,15 @@ def test_neighbouring_query_heads_share_a_key_head():
         assert_close(mixed[:, head, None], alone)
 
 
-def test_attention_dropout_is_the_same_chance_on_both_paths():
+def test_attention_dropout_is_the_same_chance_on_all_paths():
     q, k, _ = qkv(T, T)
     v = torch.ones(B, H, T, K)
-    for run in (fast_causal_attention, lambda *args: taught_causal_attention(*args)[0]):
+    taught = lambda *args: taught_causal_attention(*args)[0]  # noqa: E731
+    for run in (fast_causal_attention, one_piece_causal_attention, taught):
         draws = torch.stack([run(q, k, v, 0.5) for _ in range(400)])
         # Kept weights are doubled, so that the mean stays what it was; without dropout it is 1.
-        assert draws.std() > 0.3
-        assert_close(draws.mean(), torch.tensor(1.0), atol=0.03, rtol=0)
+        assert draws.float().std() > 0.3
+        assert_close(draws.float().mean(), torch.tensor(1.0), atol=0.03, rtol=0)
 
 
 def self_attention(*, key_heads: int = 1, dropout: float = 0.0) -> CausalSelfAttention:

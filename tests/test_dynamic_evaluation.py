@@ -46,7 +46,7 @@ def by_hand(model, ids, settings, context):
     return np.array(nats)
 
 
-@pytest.mark.parametrize("name", ["modern", "adaptive", "paper", "untied"])
+@pytest.mark.parametrize("name", ["modern", "sampled", "adaptive", "paper", "untied"])
 @pytest.mark.parametrize("n_ids", [5, T, 41])
 def test_nats_are_those_of_training_on_each_segment_once_it_is_scored(name, n_ids):
     model, ids = make_model(MODELS[name]), ids_of(n_ids)
@@ -57,7 +57,7 @@ def test_nats_are_those_of_training_on_each_segment_once_it_is_scored(name, n_id
 
 
 @pytest.mark.parametrize("context", [T, S])
-@pytest.mark.parametrize("name", ["gpt2", "adaptive"])
+@pytest.mark.parametrize("name", ["gpt2", "sampled", "adaptive"])
 def test_without_a_rate_it_is_static_evaluation(name, context):
     model, ids = make_model(MODELS[name]), ids_of(97)
     still = replace(SETTINGS, rate=0.0)
@@ -66,7 +66,7 @@ def test_without_a_rate_it_is_static_evaluation(name, context):
 
 
 @pytest.mark.parametrize("changed_from", [1, T - 1, T, T + S, T + S + 2, 95, 96])
-@pytest.mark.parametrize("name", ["modern", "adaptive"])
+@pytest.mark.parametrize("name", ["modern", "sampled", "adaptive"])
 def test_no_id_is_scored_by_weights_that_have_seen_it(name, changed_from):
     model, ids = make_model(MODELS[name]), ids_of(97)
     other = ids.copy()
@@ -76,7 +76,7 @@ def test_no_id_is_scored_by_weights_that_have_seen_it(name, changed_from):
     assert abs(nats[changed_from] - others[changed_from]) > 1e-3
 
 
-@pytest.mark.parametrize("name", ["modern", "adaptive"])
+@pytest.mark.parametrize("name", ["modern", "sampled", "adaptive"])
 @pytest.mark.parametrize("n_ids", [1, 19])
 def test_the_probabilities_of_all_words_sum_to_one(name, n_ids):
     model, ids = make_model(MODELS[name]), ids_of(n_ids)
@@ -140,7 +140,7 @@ def test_the_model_given_is_left_as_it_was():
 
 def small_grid(monkeypatch, rates, fitted_on=57):
     monkeypatch.setattr(minigpt.dynamic_evaluation, "_RATES", rates)
-    monkeypatch.setattr(minigpt.dynamic_evaluation, "_FITTED_ON", fitted_on)
+    monkeypatch.setattr(minigpt.dynamic_evaluation, "FITTED_ON_AT_MOST", fitted_on)
 
 
 def test_fitting_finds_the_best_of_its_rates(monkeypatch):

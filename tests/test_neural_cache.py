@@ -50,7 +50,7 @@ def by_hand(model, ids, settings, context, stride):
     return np.array(nats)
 
 
-@pytest.mark.parametrize("name", ["modern", "adaptive", "paper"])
+@pytest.mark.parametrize("name", ["modern", "sampled", "adaptive", "paper"])
 @pytest.mark.parametrize("stride", [T, 4])
 def test_nats_are_those_of_the_equations_written_out(monkeypatch, name, stride):
     rows_at_a_time(monkeypatch, 13)
@@ -60,7 +60,7 @@ def test_nats_are_those_of_the_equations_written_out(monkeypatch, name, stride):
     assert found == pytest.approx(by_hand(model, ids, SETTINGS, T, stride), abs=2e-4)
 
 
-@pytest.mark.parametrize("name", ["modern", "adaptive", "untied, adaptive"])
+@pytest.mark.parametrize("name", ["modern", "sampled", "adaptive", "untied, adaptive"])
 @pytest.mark.parametrize("n_ids", [1, 2, 37])
 def test_the_mixed_probabilities_of_all_words_sum_to_one(name, n_ids):
     model, ids = make_model(MODELS[name]), ids_of(n_ids)

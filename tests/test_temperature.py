@@ -32,7 +32,7 @@ def spoken_ids(model, n_ids: int, temperature: float) -> np.ndarray:
     return np.array(ids[1:], dtype=np.uint16)
 
 
-@pytest.mark.parametrize("name", ["modern", "adaptive", "untied, adaptive"])
+@pytest.mark.parametrize("name", ["modern", "sampled", "adaptive", "untied, adaptive"])
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.9])
 def test_the_tempered_probabilities_of_all_words_sum_to_one(name, temperature):
     model, ids = make_model(MODELS[name]), ids_of(17)
@@ -44,9 +44,10 @@ def test_the_tempered_probabilities_of_all_words_sum_to_one(name, temperature):
     assert total == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "sampled"])
 @torch.no_grad()
-def test_a_full_softmax_is_the_softmax_of_the_divided_logits():
-    model, ids = make_model(MODELS["gpt2"]), ids_of(T)
+def test_a_full_softmax_is_the_softmax_of_the_divided_logits(name):
+    model, ids = make_model(MODELS[name]), ids_of(T)
     nats = tempered_token_nats(model, ids, EOS, 1.7, context=T)
     inputs = torch.tensor([[EOS, *map(int, ids[:-1])]])
     log_probs = (model(inputs)[0] / 1.7).log_softmax(dim=-1)
@@ -55,7 +56,7 @@ def test_a_full_softmax_is_the_softmax_of_the_divided_logits():
 
 
 @pytest.mark.parametrize("stride", [T, 4])
-@pytest.mark.parametrize("name", ["paper", "adaptive"])
+@pytest.mark.parametrize("name", ["paper", "sampled", "adaptive"])
 def test_a_temperature_of_one_is_the_model_as_it_is(name, stride):
     model, ids = make_model(MODELS[name]), ids_of(97)
     found = tempered_token_nats(model, ids, EOS, 1.0, context=T, stride=stride)
@@ -77,15 +78,16 @@ def test_the_batch_size_changes_nothing(batch_size):
     assert temperatures[0] == pytest.approx(temperatures[1], rel=1e-3)
 
 
+@pytest.mark.parametrize("name", ["modern", "sampled"])
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.8])
-def test_the_fitted_temperature_is_the_one_that_the_text_was_made_with(temperature):
-    model = make_model(MODELS["modern"])
+def test_the_fitted_temperature_is_the_one_that_the_text_was_made_with(name, temperature):
+    model = make_model(MODELS[name])
     ids = spoken_ids(model, 3_000, temperature)
     fitted = fit_temperature(model, ids, EOS, context=1, batch_size=97)
     assert fitted == pytest.approx(temperature, rel=0.04)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "adaptive"])
+@pytest.mark.parametrize("name", ["gpt2", "sampled", "adaptive"])
 def test_no_temperature_near_the_fitted_one_costs_less(name):
     model = make_model(MODELS[name])
     ids = spoken_ids(model, 331, 1.6)
@@ -136,7 +138,7 @@ def test_an_empty_text_is_a_users_error():
         fit_temperature(make_model(MODELS["gpt2"]), ids_of(0), EOS, context=T)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "adaptive"])
+@pytest.mark.parametrize("name", ["gpt2", "sampled", "adaptive"])
 def test_memory_is_flat_in_the_length_of_the_text(monkeypatch, name):
     monkeypatch.setattr(minigpt.output, "LOGITS_PER_CHUNK", 4 * V)
     model = make_model(MODELS[name])

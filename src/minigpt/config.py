@@ -157,6 +157,8 @@ class ModelConfig:
     """post: after each residual sum, as in the paper; pre: before each part, as in GPT-2."""
     feed_forward: FeedForward = "swiglu"
     """The network between two attentions, named by its activation."""
+    embedding_norm: bool = False
+    """Normalise each embedding, so that what a word is weighs as much as what blocks add to it."""
     qk_norm: bool = False
     """Normalise each query and key over d_head before it is turned."""
     bias: bool = False
@@ -165,6 +167,9 @@ class ModelConfig:
     """Use one table for the words that come in and the words that go out."""
     dropout: float = 0.0
     """Share of activations dropped in training, after the embedding and after each part."""
+    edge_dropout: float = 0.0
+    """Share of activations dropped before the first block and behind the last one, and nowhere
+    else: two masks a step, where dropout needs two a block and more."""
     attention_dropout: float = 0.0
     """Share of attention weights dropped in training. On a CPU anything above 0 is slow."""
     output: Output = "full"
@@ -190,7 +195,7 @@ class ModelConfig:
         _require_positive(self, "context_length", "d_model", "n_heads")
         _require_positive(self, "n_frequent", "n_sampled", "tail_divisor", "norm_eps", "rope_base")
         _require_positive(self, "n_layers", most=10_000)
-        _require_share(self, "dropout", "attention_dropout")
+        _require_share(self, "dropout", "edge_dropout", "attention_dropout")
         for name in ("vocab_size", "n_kv_heads", "d_head", "d_ff"):
             value = getattr(self, name)
             require(value >= 0, f"{name} is {value}: it must be greater than 0, or 0 to derive it")

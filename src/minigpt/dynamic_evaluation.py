@@ -30,7 +30,7 @@ from minigpt.evaluate import Window, check_windows, windows
 from minigpt.model import MiniGPT
 
 # Ids of valid that settings are tried on. A try costs as much as to train on them once.
-_FITTED_ON = 20_000
+FITTED_ON_AT_MOST = 20_000
 _RATES = (0.01, 0.02, 0.05, 0.1)
 _DECAY = 0.003
 
@@ -127,10 +127,10 @@ def fit_dynamic(
 ) -> DynamicSettings:
     """Return the settings under which ids cost the fewest nats. Give it valid, never test.
 
-    The rates are tried on the first 20,000 ids, for each try reads them as slowly as training
-    does. Segments are half the context. Raises UserError as `dynamic_token_nats` does.
+    The rates are tried on the first FITTED_ON_AT_MOST ids, for each try reads them as slowly as
+    training does. Segments are half the context. Raises UserError as `dynamic_token_nats` does.
     """
-    tried = ids[:_FITTED_ON]
+    tried = ids[:FITTED_ON_AT_MOST]
     choices = [DynamicSettings(rate, _DECAY, max(1, context // 2)) for rate in _RATES]
     costs = [
         # A rate that is too high may end in nan: that is no choice.

