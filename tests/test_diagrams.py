@@ -16,6 +16,7 @@ from matplotlib.ft2font import FT2Font, LoadFlags
 from torch import Tensor, nn
 
 from minigpt.layers.attention import KeyValueCache, attention
+from minigpt.layers.norm import RMSNorm
 from minigpt.layers.positions import NoRotation
 from minigpt.transformer import Decoder, DecoderLayer, Encoder, EncoderLayer, Transformer
 
@@ -450,7 +451,9 @@ def test_the_transformer_shows_every_submodule() -> None:
             for n in range(1, len(parts))
         )
         later = re.search(r"layers\.[1-9]", path)
-        if path and not composed and not inside and not later:
+        # After post-norm layers there is nothing to norm.
+        idle = isinstance(module, nn.Identity)
+        if path and not (composed or inside or later or idle):
             expected += [parts[-1]] * (not isinstance(module, nn.ModuleList))
     expected.append("positions")  # one module that two sequences pass
     boxes = [
@@ -524,9 +527,20 @@ def test_another_attribute_is_another_name(attribute: str) -> None:
 
 def test_another_class_is_another_label() -> None:
     layer = encoder_layer()
-    layer.residuals[1].norm = nn.Identity()
+    layer.residuals[1].norm = RMSNorm(D)
     kinds = [g.get("data-kind") for g in draw(layer).boxes() if g.get("data-name") == "norm"]
-    assert kinds == ["LayerNorm", "Identity"]
+    assert kinds == ["LayerNorm", "RMSNorm"]
+
+
+def test_a_part_that_a_config_left_out_is_not_drawn() -> None:
+    layer = encoder_layer()
+    layer.residuals[1].norm = nn.Identity()
+    layer.residuals[0].dropout.p = 0.0
+    assert order(draw(layer)) == [
+        *("x", "self_attention", "add", "norm"),
+        *("feed_forward", "dropout", "add", "x"),
+    ]
+    assert order(draw(nn.Identity(), torch.randn(B, S, D))) == ["input", "identity", "output"]
 
 
 def test_a_part_left_out_of_forward_is_not_drawn() -> None:

@@ -96,6 +96,7 @@ def test_each_tier_has_a_column(split: str, data: Path) -> None:
             "token_perplexity": perplexity,
             "nats": 7.0 * i,
             "settings": {"first": 0.12345 * i, "second": 1_000 * i},
+            "fitted_tokens": 20_011 * i,
         }
     lines = lines_of(figures)
     assert lines[2].split() == ["static", *TIERS]
@@ -106,4 +107,5 @@ def test_each_tier_has_a_column(split: str, data: Path) -> None:
     fitted = lines.index(next(line for line in lines if line.startswith("fitted on valid")))
     assert lines[fitted].split()[3:] == ["first", "0.1235", "first", "0.2469", "first", "0.3704"]
     assert lines[fitted + 1].split() == ["second", "1,000", "second", "2,000", "second", "3,000"]
+    assert row(lines, "  so many of its tokens").split() == ["20,011", "40,022", "60,033"]
     assert ("which is this text" in row(lines, "columns")) == (split == "valid")

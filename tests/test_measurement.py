@@ -181,6 +181,7 @@ def test_tiers_are_fitted_on_valid_and_stand_beside(
     stride: int, cut: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = fake_tiers(monkeypatch)
+    monkeypatch.setattr(measurement, "FITTED_ON_AT_MOST", 13)
     told: list[str] = []
     found = measure(cut, "test", stride=stride, tiers=TIERS[::-1], say=told.append).to_json()
     n_valid, n_test = len(ids_of(cut, "valid")), len(ids_of(cut, "test"))
@@ -196,6 +197,8 @@ def test_tiers_are_fitted_on_valid_and_stand_beside(
     for more, tier in enumerate(TIERS, start=1):
         column = tiers[tier]
         assert column["fitted_on"] == "valid"
+        assert column["fitted_tokens"] == (13 if tier == "dynamic" else n_valid)
+        assert f"{column['fitted_tokens']:,} tokens of valid" in told[more - 1]
         if tier == "dynamic" and stride != T:
             continue  # its segment is its stride
         for figure in ("token_perplexity", "comparable_perplexity"):

@@ -377,6 +377,33 @@ def test_dropout_works_in_training_alone(name):
     assert not torch.equal(attention_alone(ids), attention_alone(ids))
 
 
+def test_edge_dropout_falls_before_the_first_block_and_behind_the_last_and_nowhere_else():
+    model = make_model(replace(MODELS["modern"], edge_dropout=0.4)).train()
+    seen = []
+    model.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]) or None)
+    for block in model.blocks:
+        block.register_forward_hook(lambda _, args, out: seen.append((args[0], out)) or None)
+    hidden = model.hidden(random_ids(17, T))
+    first, *blocks = seen
+    for x in (first, hidden):
+        assert 0.35 < (x == 0).float().mean() < 0.45
+    again = [block(x) for block, (x, _) in zip(model.blocks, blocks, strict=True)]
+    for mine, (_, out) in zip(again, blocks, strict=True):
+        assert torch.equal(mine, out)
+    assert (model.eval().hidden(random_ids(17, T)) != 0).all()
+
+
+@pytest.mark.parametrize("scale", [0.01, 100])
+def test_an_embedding_norm_makes_the_size_of_the_table_no_matter(scale):
+    """To within norm_eps, which the smallest rows can feel."""
+    config = replace(MODELS["modern"], embedding_norm=True, tie_embeddings=False, norm_eps=1e-12)
+    model, ids = make_model(config), random_ids(B, T)
+    before = model(ids)
+    with torch.no_grad():
+        model.embedding.weight *= scale
+    assert_close(model(ids), before, atol=1e-3, rtol=1e-3)
+
+
 @pytest.mark.parametrize("name", ["paper", "gpt2", "modern"])
 def test_more_ids_than_the_context_are_refused(name):
     model = make_model(MODELS[name])

@@ -47,7 +47,9 @@ MODERN = ModelConfig(**SIZES, qk_norm=True, norm_eps=1e-6)
 ADAPTIVE = replace(
     MODERN, feed_forward="relu2", output="adaptive", cutoffs=(29, 61), tail_divisor=2
 )
-SAMPLED = replace(MODERN, output="sampled", output_bias=True, n_frequent=29, n_sampled=17)
+SAMPLED = replace(
+    MODERN, output="sampled", output_bias=True, n_frequent=29, n_sampled=17, embedding_norm=True
+)
 MODELS = {
     "paper": PAPER,
     "gpt2": GPT2,

@@ -81,6 +81,8 @@ def trace(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
     with ExitStack() as stack:
         if isinstance(function, nn.Module):
             for module in function.modules():
+                if _does_nothing(module) and module is not function:
+                    continue  # what comes out is the tensor that went in: there is nothing to see
                 before = module.register_forward_pre_hook(watcher.enter, with_kwargs=True)
                 stack.callback(before.remove)
                 after = module.register_forward_hook(watcher.leave)
@@ -209,6 +211,8 @@ class _Watcher(TorchFunctionMode):
         if scope is None:
             return out
         local = self._frames()[-1].f_locals
+        if _does_nothing(local.get("self")):
+            return out
         known = {id(v): n for n, v in local.items() if isinstance(v, Tensor)}
         operands = [self.value(tensor) for tensor in given]
         names = [
@@ -291,6 +295,11 @@ class _Watcher(TorchFunctionMode):
                 name = _attribute_with(code, parent.module)
                 self.functions[frame] = Scope(name, kind, first, parent, frame=frame)
         return self.functions[frame]
+
+
+def _does_nothing(thing: Any) -> bool:
+    """Tell whether thing is a module that stands where a config wants none, and is not drawn."""
+    return isinstance(thing, nn.Identity) or (isinstance(thing, nn.Dropout) and thing.p == 0)
 
 
 def _is_forward(frame: FrameType) -> bool:

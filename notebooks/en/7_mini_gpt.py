@@ -179,8 +179,8 @@ plt.show()
 #
 # ## Perplexity, with all that it depends on
 #
-# A perplexity without its conditions is no figure. These are the rows that `minigpt evaluate`
-# prints; the last says what it may be compared with.
+# A perplexity without its conditions is no figure. These are the rows that training ends with; the
+# last says what it may be compared with. `minigpt evaluate` says more, an interval among it.
 
 # %%
 context = run.config.model.context_length

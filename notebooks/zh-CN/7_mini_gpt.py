@@ -174,7 +174,8 @@ plt.show()
 #
 # ## 困惑度，连同它所依赖的一切
 #
-# 没有条件的困惑度不算指标。下面就是 `minigpt evaluate` 打印的各行，最后一行说明它可以与什么相比。
+# 没有条件的困惑度不算指标。下面就是训练结束时打印的各行，最后一行说明它可以与什么相比。
+# `minigpt evaluate` 说得更多，包括区间。
 
 # %%
 context = run.config.model.context_length

@@ -69,6 +69,8 @@ def _columns(figures: Figures) -> Table:
     add("nats", [f"{column['nats']:,.1f}" for column in columns])
     if tiers:
         add("fitted on valid", ["", *(_settings(tier["settings"]) for tier in tiers.values())])
+        tokens = [f"{tier['fitted_tokens']:,}" for tier in tiers.values()]
+        add("  so many of its tokens", ["", *tokens])
     return table
 
 

@@ -9,7 +9,8 @@ tokens, which no static figure may stand beside without saying so:
     cache         words that came before, in places like this one, become likelier
     dynamic       the model goes on learning from what it has been scored on
 
-Settings of a tier are fitted on valid, every time anew, and never on test. Of the nats of single
+Settings of a tier are fitted on valid, every time anew, and never on test: on the whole of it, but
+for dynamic, which reads too slowly, on its first FITTED_ON_AT_MOST tokens. Of the nats of single
 tokens nothing is kept but their sums over articles.
 
 A articles · T context
@@ -36,7 +37,7 @@ from minigpt.articles import (
 from minigpt.checkpoint import Run
 from minigpt.corpus import Corpus, Split, open_corpus, open_text
 from minigpt.data import TokenStream, prepare
-from minigpt.dynamic_evaluation import dynamic_token_nats, fit_dynamic
+from minigpt.dynamic_evaluation import FITTED_ON_AT_MOST, dynamic_token_nats, fit_dynamic
 from minigpt.evaluate import Score, nats_by_context, perplexity, token_nats
 from minigpt.info import convention, figures, score_figures
 from minigpt.neural_cache import cached_token_nats, fit_cache
@@ -64,6 +65,8 @@ class Column:
     """(A,)"""
     settings: dict[str, Any]
     """Of a tier, as fitted on valid."""
+    fitted_tokens: int
+    """So many of the first tokens of valid, 0 for the static model."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,7 @@ class Measurement:
         kind, naming = self.run.tokenizer.kind, self.articles.naming
         return {
             "fitted_on": "valid",
+            "fitted_tokens": column.fitted_tokens,
             "settings": column.settings,
             **score_figures(column.score, kind, naming),
             **self._intervals(column),
@@ -217,10 +221,11 @@ def measure(
     columns = {}
     for tier in TIERS:
         if tier in tiers:
-            say(f"{tier}: its settings are fitted on valid, then the text is scored with them")
-            valid = prepare(own, "valid", tokenizer)
-            settings, tier_nats = _score_tier(tier, run, stream.ids, valid.ids, windows)
-            columns[tier] = _column(stream, articles, tier_nats, settings)
+            valid = prepare(own, "valid", tokenizer).ids
+            read = len(valid) if tier != "dynamic" else min(len(valid), FITTED_ON_AT_MOST)
+            say(f"{tier}: fitted on {read:,} tokens of valid, then the text is scored with that")
+            settings, tier_nats = _score_tier(tier, run, stream.ids, valid, windows)
+            columns[tier] = _column(stream, articles, tier_nats, settings, read)
     by_context = nats_by_context(nats, context=context, stride=windows.stride)
     return Measurement(
         run=run,
@@ -229,7 +234,7 @@ def measure(
         stream=stream,
         windows=windows,
         articles=articles,
-        static=_column(stream, articles, nats, {}),
+        static=_column(stream, articles, nats, {}, 0),
         tiers=columns,
         context_nats=by_context[0],
         context_tokens=by_context[1],
@@ -237,7 +242,11 @@ def measure(
 
 
 def _column(
-    stream: TokenStream, articles: Articles, nats: NDArray[np.float32], settings: dict[str, Any]
+    stream: TokenStream,
+    articles: Articles,
+    nats: NDArray[np.float32],
+    settings: dict[str, Any],
+    fitted_tokens: int,
 ) -> Column:
     score = Score(
         # float32 would lose the last digits of a sum over 200,000 tokens.
@@ -246,7 +255,7 @@ def _column(
         words=stream.n_words,
         bytes=stream.n_bytes,
     )
-    return Column(score, articles.sums(nats), settings)
+    return Column(score, articles.sums(nats), settings, fitted_tokens)
 
 
 def _score_tier(
