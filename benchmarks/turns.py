@@ -80,7 +80,7 @@ class Turns:
     def _hear(self, name: str) -> Figures:
         try:
             figures: Figures = self._lines[name].recv()
-        except EOFError:
+        except (EOFError, ConnectionError):  # the latter where it ended with our word unread
             raise UserError(f"{name} ended early: see above for what it said") from None
         if "mistake" in figures:
             raise UserError(figures["mistake"])
@@ -115,7 +115,7 @@ def _contend(
             function(turn, *given)
     except UserError as error:
         line.send({"mistake": str(error)})
-    except (EOFError, BrokenPipeError):
+    except (EOFError, ConnectionError):
         pass  # there are no more turns
     except Exception:
         traceback.print_exc()

@@ -156,6 +156,11 @@ def test_a_budget_of_steps_takes_the_place_of_any_other(tmp_path):
 # Turns
 
 
+def leave_without_a_turn(turn: Turn) -> None:
+    turn.done({})
+    time.sleep(0.5)  # meanwhile the turn is given
+
+
 def append_in_turns(turn: Turn, path: Path, name: str) -> None:
     turn.done({})
     for number in range(2):
@@ -169,6 +174,14 @@ def append_in_turns(turn: Turn, path: Path, name: str) -> None:
 
 def make_a_mistake(turn: Turn) -> None:
     raise UserError("the text is empty: give another")
+
+
+def test_a_contestant_that_leaves_with_its_turn_unread_has_ended_early():
+    with (
+        Turns({"a": (leave_without_a_turn, ())}, threads=1) as turns,
+        pytest.raises(UserError, match="a ended early"),
+    ):
+        turns.take("a")
 
 
 def test_turns_are_taken_one_at_a_time_in_processes_of_their_own(tmp_path):
