@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -182,3 +182,14 @@ def why_no_interval(n_articles: int) -> str | None:
         f"the text has {n_articles} article{'s' * (n_articles != 1)} (titles: a line ` = Title = ` "
         f"between blank lines), and to draw them again at least {MIN_ARTICLES} are needed"
     )
+
+
+def resampling(n_articles: int) -> dict[str, Any]:
+    """Return what the intervals of a text of so many articles rest on, ready for JSON."""
+    return {
+        "level": LEVEL,
+        "resamples": N_RESAMPLES,
+        "seed": SEED,
+        "articles": n_articles,
+        "missing": why_no_interval(n_articles),
+    }

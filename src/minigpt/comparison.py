@@ -23,7 +23,14 @@ from numpy.typing import NDArray
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from minigpt.articles import LEVEL, N_RESAMPLES, SEED, interval, resampled_losses, why_no_interval
+from minigpt.articles import (
+    LEVEL,
+    N_RESAMPLES,
+    interval,
+    resampled_losses,
+    resampling,
+    why_no_interval,
+)
 from minigpt.checkpoint import Run
 from minigpt.config import UserError
 from minigpt.corpus import Corpus, Split
@@ -70,19 +77,12 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything in the table, under names that stay."""
-        intervals = {
-            "level": LEVEL,
-            "resamples": N_RESAMPLES,
-            "seed": SEED,
-            "articles": self.n_articles,
-            "missing": why_no_interval(self.n_articles),
-        }
         return {
             "data": self.data,
             "split": self.split,
             "sha256": self.sha256,
             "by_word": self.by_word,
-            "intervals": intervals,
+            "intervals": resampling(self.n_articles),
             "runs": [asdict(run) for run in self.runs],
         }
 

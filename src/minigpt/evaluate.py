@@ -39,6 +39,17 @@ class Score:
     """White-space words and line ends: the unit in which tokenizers can be compared."""
     bytes: int
 
+    @classmethod
+    def of(cls, stream: TokenStream, nats: np.ndarray) -> "Score":
+        """Return the score of a text whose tokens cost nats (n,) float32."""
+        return cls(
+            # float32 would lose the last digits of a sum over 200,000 tokens.
+            nats=float(nats.sum(dtype=np.float64)),
+            tokens=len(nats),
+            words=stream.n_words,
+            bytes=stream.n_bytes,
+        )
+
     @property
     def loss(self) -> float:
         """Nats per token."""
@@ -233,10 +244,4 @@ def evaluate(
         stride=stride,
         batch_size=batch_size,
     )
-    return Score(
-        # float32 would lose the last digits of a sum over 200,000 tokens.
-        nats=float(nats.sum(dtype=np.float64)),
-        tokens=len(nats),
-        words=stream.n_words,
-        bytes=stream.n_bytes,
-    )
+    return Score.of(stream, nats)

@@ -124,7 +124,8 @@ class _NeighbourCounts:
     def ppmi(self) -> Iterator[tuple[int, Tensor]]:
         """Yield (number of the first word, rows (at most _ROWS, C)) of the matrix, from the top.
 
-        max(0, log P(word, neighbour) / (P(word) P(neighbour)^SMOOTHING)); 0 where they never met.
+        max(0, log(P(word, neighbour) / (P(word) Q(neighbour)))), 0 where they never met; Q is
+        P^SMOOTHING, made to sum to 1.
         """
         vocab_size, n_neighbours = self._shape
         total = max(1, self._counts.sum())

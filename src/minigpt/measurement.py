@@ -24,16 +24,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from minigpt.articles import (
-    LEVEL,
-    N_RESAMPLES,
-    SEED,
-    Articles,
-    count_articles,
-    interval,
-    resampled_losses,
-    why_no_interval,
-)
+from minigpt.articles import Articles, count_articles, interval, resampled_losses, resampling
 from minigpt.checkpoint import Run
 from minigpt.corpus import Corpus, Split, open_corpus, open_text
 from minigpt.data import TokenStream, prepare
@@ -112,13 +103,7 @@ class Measurement:
             # A file that is called like a corpus is none.
             "convention": convention(self.source if self.split else "", kind, unknown_share),
             **self._intervals(self.static),
-            "intervals": {
-                "level": LEVEL,
-                "resamples": N_RESAMPLES,
-                "seed": SEED,
-                "articles": len(self.articles),
-                "missing": why_no_interval(len(self.articles)),
-            },
+            "intervals": resampling(len(self.articles)),
             "tiers": {tier: self._tier(self.tiers.get(tier)) for tier in TIERS},
             "by_position": self._by_position(),
             "by_context_length": self._by_context_length(),
@@ -248,14 +233,7 @@ def _column(
     settings: dict[str, Any],
     fitted_tokens: int,
 ) -> Column:
-    score = Score(
-        # float32 would lose the last digits of a sum over 200,000 tokens.
-        nats=float(nats.sum(dtype=np.float64)),
-        tokens=len(nats),
-        words=stream.n_words,
-        bytes=stream.n_bytes,
-    )
-    return Column(score, articles.sums(nats), settings, fitted_tokens)
+    return Column(Score.of(stream, nats), articles.sums(nats), settings, fitted_tokens)
 
 
 def _score_tier(

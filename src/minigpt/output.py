@@ -139,7 +139,10 @@ class SampledSoftmax(FullSoftmax):
     The candidates of a batch are the frequent words, the batch's own targets and a few of the rest,
     drawn at random. A word that is one with probability π counts 1/π times, so its score gains
     −log π: the logQ correction (Bengio and Senécal 2008), under which the loss is least where the
-    full softmax's is. In evaluation all V words are scored, and the weights are a full softmax's.
+    full softmax's is, if targets are independent draws. They are not: a rare word that the window
+    has said before is a candidate for certain, and is made a little too unlikely.
+
+    In evaluation all V words are scored, and the weights are a full softmax's.
 
     Expects ids by falling frequency, as Zipf's law has them: word i has the share
     log((i + 2) / (i + 1)) / log(V + 1) of a text. That is near enough to reckon π by.
