@@ -148,6 +148,13 @@ def test_a_run_that_cannot_start_is_refused(settings: dict[str, object]) -> None
         Config(**settings)  # type: ignore[arg-type]
 
 
+def test_a_sampled_softmax_needs_ids_by_falling_frequency() -> None:
+    model = ModelConfig(output="sampled")
+    assert Config(model=model, tokenizer=TokenizerConfig(kind="wikitext")).model is model
+    with pytest.raises(UserError, match=r"falling frequency.* of tokenizer bpe"):
+        Config(model=model, tokenizer=TokenizerConfig(kind="bpe"))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

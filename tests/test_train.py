@@ -420,6 +420,21 @@ def test_a_validation_that_takes_long_is_not_followed_by_another(corpus, tmp_pat
     assert now <= 100 + 1  # the last validation fits into the budget
 
 
+def test_time_for_the_last_validation_is_kept_before_there_was_one(corpus, tmp_path):
+    """Scoring every word takes longer than a step of a sampled softmax would let one think."""
+    config = run_config(corpus, steps=None, minutes=1.0)
+    state = training_state.new_training(config, tmp_path / "run", lambda event: None, False)
+    began_at = perf_counter()
+    evaluate(state.model, state.valid, state.tokenizer.eos_id)
+    took = perf_counter() - began_at
+    reserve = state.progress.validation_seconds
+    assert took / 5 < reserve < took * 5 + 0.1
+    state.progress.elapsed_seconds = 60 - reserve - 1e-3
+    assert state.share_used() < 1
+    state.progress.elapsed_seconds = 60 - reserve + 1e-3
+    assert state.share_used() == 1
+
+
 def test_a_run_without_a_budget_is_a_users_error(corpus, tmp_path):
     with pytest.raises(UserError, match="no budget"):
         train(run_config(corpus, steps=None), tmp_path / "run")

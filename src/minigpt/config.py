@@ -366,6 +366,11 @@ class Config:
             "take output full or sampled, or first_weights random",
         )
         require(
+            self.model.output != "sampled" or self.tokenizer.kind != "bpe",
+            "output is sampled, which expects ids by falling frequency, and those of tokenizer bpe "
+            "are not: take output full",
+        )
+        require(
             self.device.split(":")[0] in ("auto", "cpu", "cuda", "mps"),
             f"device {self.device} is not known: take auto, cpu, cuda or mps",
         )

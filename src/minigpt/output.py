@@ -187,12 +187,13 @@ class SampledSoftmax(FullSoftmax):
 
         A word stays out only if every draw misses it, and no target is that word.
         """
-        n_words = self.table.size(0)
-        share = torch.log1p(1 / (candidates.double() + 1)) / math.log(n_words + 1)
+        n_words, ids = self.table.size(0), candidates.cpu().double()  # no float64 on a Mac's GPU
+        share = torch.log1p(1 / (ids + 1)) / math.log(n_words + 1)
         missed = (1 - share) ** n_targets
         if self.n_frequent < n_words:
             missed *= (1 - 1 / (n_words - self.n_frequent)) ** self.n_sampled
-        return torch.log1p(-missed).masked_fill(candidates < self.n_frequent, 0.0).float()
+        log_inclusion = torch.log1p(-missed).masked_fill(ids < self.n_frequent, 0.0)
+        return log_inclusion.float().to(candidates.device)
 
 
 class AdaptiveEmbedding(nn.Module):

@@ -109,7 +109,7 @@ def _learn(state: TrainingState, stop_requested: Callable[[], bool]) -> str:
         began_at = perf_counter()
         # The step's number is all that says which windows it sees, also after a resume.
         loss, norm = optimizer_step(state, state.batches[progress.step])
-        progress.count_step(loss, perf_counter() - began_at)
+        progress.count_step(loss)
         progress.elapsed_seconds = perf_counter() - clock
         state.on_event(_stepped(state, loss, norm, factor, perf_counter() - began_at))
         non_finite_steps = 0 if math.isfinite(norm) else non_finite_steps + 1

@@ -30,7 +30,7 @@ from minigpt.compilation import choose_compile, compile_blocks, seconds_per_pass
 from minigpt.config import LARGEST, Config, UserError, from_dict, require
 from minigpt.corpus import open_corpus
 from minigpt.data import TokenStream, TrainingBatches, fit_tokenizer, prepare
-from minigpt.evaluate import Score
+from minigpt.evaluate import Score, token_nats
 from minigpt.events import Callback, Noted
 from minigpt.first_weights import begin_from_counts
 from minigpt.machine import choose_device, choose_precision, matrix_rates, set_threads
@@ -40,6 +40,8 @@ from minigpt.tokenizer import Tokenizer
 
 # Compiling and its trial take tens of seconds, which a shorter run would not earn back.
 COMPILE_PAYS_FROM_SECONDS = 300
+# What the time of a validation is reckoned from before there was one.
+WINDOWS_OF_TRIAL_VALIDATION = 64
 # From this share of <unk> on, a perplexity says little about the text: the user is told what helps.
 MANY_UNKNOWN = 0.2
 
@@ -52,9 +54,7 @@ class Progress:
     elapsed_seconds: float = 0.0
     n_validations: int = 0
     validation_seconds: float = 0.0
-    """How long the latest validation took: the budget keeps as much for the last one."""
-    step_seconds: float = 0.0
-    """How long the fastest step took so far."""
+    """How long the latest validation took, or is reckoned to take: the last one's share is kept."""
     best: dict[str, Any] | None = None
     validations_since_best: int = 0
     skipped_steps: int = 0
@@ -81,10 +81,9 @@ class Progress:
             progress.best = asdict(from_dict(Score, best))
         return progress
 
-    def count_step(self, loss: float, seconds: float) -> None:
+    def count_step(self, loss: float) -> None:
         """Count a step, and its loss where it is finite: one bad batch must not spoil the mean."""
         self.step += 1
-        self.step_seconds = min(self.step_seconds or seconds, seconds)
         if math.isfinite(loss):
             self.loss_sum += loss
             self.loss_steps += 1
@@ -117,11 +116,8 @@ class TrainingState:
         """Return the share of the budget that is used up, 0 to 1: rates and validations obey it."""
         config, progress = self.config, self.progress
         if config.minutes is not None:
-            # The last validation begins when the share is 1: its time is kept back. Before there
-            # was one, half a step is reckoned for as many tokens: forward is half the work.
-            n_steps = len(self.valid.ids) / (config.batch_size * config.model.context_length)
-            reckoned = n_steps * progress.step_seconds / 2
-            reserve = min(progress.validation_seconds or reckoned, 30 * config.minutes)
+            # The last validation begins when the share is 1: its time is kept back.
+            reserve = min(progress.validation_seconds, 30 * config.minutes)
             return min(progress.elapsed_seconds / (60 * config.minutes - reserve), 1.0)
         return min(progress.step / self.total_steps(), 1.0)
 
@@ -181,7 +177,9 @@ def new_training(
         on_event=on_event,
     )
     compiled = _compiled(state)
-    # Counting and the trial of torch.compile are the user's time too.
+    if config.minutes is not None:
+        state.progress.validation_seconds = _reckoned_validation_seconds(state)
+    # Counting and both trials are the user's time too.
     state.progress.elapsed_seconds = perf_counter() - began_at
     state.config = replace(config, compile="on" if compiled else "off")
     create_run_folder(run_dir, state.config, tokenizer, overwrite=overwrite)
@@ -224,6 +222,19 @@ def _compiled(state: TrainingState) -> bool:
     compiled, line = choose_compile(config.compile, state.model, run_pass)
     state.on_event(Noted(line))
     return compiled
+
+
+def _reckoned_validation_seconds(state: TrainingState) -> float:
+    """Return how long a validation will take, from one of a few windows.
+
+    It cannot be had from a step's seconds: a validation runs uncompiled and scores every word.
+    """
+    context = state.config.model.context_length
+    few = state.valid.ids[: WINDOWS_OF_TRIAL_VALIDATION * context]
+    began_at = perf_counter()
+    with state.autocast():
+        token_nats(state.model, few, state.tokenizer.eos_id, context=context)
+    return (perf_counter() - began_at) * len(state.valid.ids) / len(few)
 
 
 def resumed_training(run_dir: Path, on_event: Callback) -> TrainingState:
