@@ -404,6 +404,34 @@ def test_an_embedding_norm_makes_the_size_of_the_table_no_matter(scale):
     assert_close(model(ids), before, atol=1e-3, rtol=1e-3)
 
 
+def test_a_token_shift_adds_a_share_of_the_embedding_before():
+    config = replace(MODELS["sampled"], n_layers=1)
+    model, ids = make_model(config), random_ids(B, T)
+    seen = []
+    model.blocks[0].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    model.hidden(ids)
+    words = model.embedding_norm(model.embedding(ids))
+    assert_close(seen[0][:, 0], words[:, 0])  # a text begins with nothing before it
+    assert_close(seen[0][:, 1:], words[:, 1:] + model.token_shift.weight * words[:, :-1])
+
+
+def test_a_model_with_a_token_shift_begins_as_one_without():
+    ids = random_ids(B, T)
+    with_shift, without = (
+        MiniGPT(replace(MODELS["sampled"], token_shift=shift)).eval() for shift in (True, False)
+    )
+    without.load_state_dict(with_shift.state_dict(), strict=False)
+    assert torch.equal(with_shift(ids), without(ids))
+
+
+def test_a_cache_that_was_reset_has_no_word_before_the_first():
+    model, ids = make_model(MODELS["sampled"]), random_ids(B, T)
+    cache = model.new_cache(B)
+    model.hidden(random_ids(B, T, seed=5), cache)
+    cache.reset()
+    assert_close(model.hidden(ids, cache), model.hidden(ids), atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["paper", "gpt2", "modern"])
 def test_more_ids_than_the_context_are_refused(name):
     model = make_model(MODELS[name])

@@ -48,7 +48,13 @@ ADAPTIVE = replace(
     MODERN, feed_forward="relu2", output="adaptive", cutoffs=(29, 61), tail_divisor=2
 )
 SAMPLED = replace(
-    MODERN, output="sampled", output_bias=True, n_frequent=29, n_sampled=17, embedding_norm=True
+    MODERN,
+    output="sampled",
+    output_bias=True,
+    n_frequent=29,
+    n_sampled=17,
+    embedding_norm=True,
+    token_shift=True,
 )
 MODELS = {
     "paper": PAPER,

@@ -159,6 +159,8 @@ class ModelConfig:
     """The network between two attentions, named by its activation."""
     embedding_norm: bool = False
     """Normalise each embedding, so that what a word is weighs as much as what blocks add to it."""
+    token_shift: bool = False
+    """Add to each embedding, channel by channel, a learned share of the one before it."""
     qk_norm: bool = False
     """Normalise each query and key over d_head before it is turned."""
     bias: bool = False

@@ -34,7 +34,7 @@ N_NEIGHBOURS = 2_048
 # Shares of neighbours are raised to this power, or rare ones would seem to tell the most (Levy,
 # Goldberg and Dagan 2015, section 3.2).
 SMOOTHING = 0.75
-# Of a long text the beginning says enough, and the pairs of 4 million words fit into memory.
+# Of a long text the beginning says enough; the pairs of 4 million words take a gigabyte.
 MOST_IDS = 4_000_000
 # Rows of the (V, C) matrix that are held at once.
 _ROWS = 4_096
@@ -53,7 +53,7 @@ def begin_from_counts(model: MiniGPT, ids: NDArray[np.integer]) -> None:
     words = np.asarray(ids[:MOST_IDS]).astype(np.int64)
     vectors = word_vectors(words, model.config.vocab_size, model.config.d_model)  # (V, D)
     with torch.no_grad():
-        for table in {output.table, embedding.weight}:  # one and the same where tied
+        for table in (embedding.weight, output.table):  # tied, one table is set twice
             table.copy_(vectors * table.norm(dim=1).mean())
         if output.bias is not None:
             output.bias.copy_(log_shares(words, model.config.vocab_size))

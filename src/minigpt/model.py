@@ -1,7 +1,7 @@
 """Mini-GPT: ids in, a probability for every possible next word out.
 
                  ids (B, T)
-                     │  embedding, positions, dropout
+                     │  embedding, token shift, positions, dropout
                   x (B, T, D) ───────────────────────────┐
       ┌──────────────┴───────────────┐                   │
       │ block  × L                   │                   │  the residual stream: blocks
@@ -34,6 +34,7 @@ from minigpt.layers.positions import (
     PositionalEncoding,
     Rotary,
 )
+from minigpt.layers.token_shift import NoTokenShift, TokenShift
 from minigpt.output import AdaptiveEmbedding, AdaptiveSoftmax, FullSoftmax, SampledSoftmax
 
 
@@ -123,6 +124,7 @@ class MiniGPT(nn.Module):
             if config.embedding_norm
             else nn.Identity()
         )
+        self.token_shift = TokenShift(config.d_model) if config.token_shift else NoTokenShift()
         self.positions = self._make_positions()
         # One table of angles for all blocks: a position is the same in each of them.
         rotation = (
@@ -221,13 +223,16 @@ class MiniGPT(nn.Module):
                 f"{offset + ids.size(1)} ids are more than context_length "
                 f"{self.config.context_length}: give fewer"
             )
-        x: Tensor = self.embedding_norm(self.embedding(ids) * self.embedding_scale)
+        embeddings: Tensor = self.embedding_norm(self.embedding(ids) * self.embedding_scale)
+        # The word before the first one here: nothing where a text begins.
+        x: Tensor = self.token_shift(embeddings, cache.newest if cache is not None else None)
         x = self.edge_dropout(self.positions(x, offset))
         for block in self.blocks:
             x = block(x, cache)  # (B, T, D)
         # Only now: until the last block has stored its part, all must see the same length.
         if cache is not None:
             cache.advance(ids.size(1))
+            cache.newest = embeddings[:, -1:]
         x = self.edge_dropout(self.norm(x))
         return x
 

@@ -1,4 +1,6 @@
-"""The parts of a Transformer, a file a part: norm, positions, attention, feed_forward."""
+"""The parts of a Transformer, a file a part: norm, positions, token_shift, attention,
+feed_forward.
+"""
 
 from minigpt.layers.attention import (
     CausalSelfAttention,
@@ -9,6 +11,7 @@ from minigpt.layers.attention import (
 from minigpt.layers.feed_forward import PositionwiseFeedForward
 from minigpt.layers.norm import LayerNorm, RMSNorm
 from minigpt.layers.positions import PositionalEncoding, Rotary, sinusoidal_table
+from minigpt.layers.token_shift import TokenShift
 
 __all__ = [
     "CausalSelfAttention",
@@ -20,5 +23,6 @@ __all__ = [
     "RMSNorm",
     "Rotary",
     "ScaledDotProductAttention",
+    "TokenShift",
     "sinusoidal_table",
 ]
