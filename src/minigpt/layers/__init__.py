@@ -1,5 +1,6 @@
-"""The parts of a Transformer, a file a part: norm, positions, token_shift, attention,
-feed_forward.
+"""The parts of a Transformer, a file a part.
+
+norm, positions, token_shift, attention, feed_forward.
 """
 
 from minigpt.layers.attention import (
