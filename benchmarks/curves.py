@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.checkpoint import read_json
+from minigpt.config import UserError
 
 Result = dict[str, Any]
 
@@ -40,6 +41,8 @@ class Goal:
     perplexity: float
     minutes: float
     extrapolated: bool
+    n_runs: int = 1
+    """How many runs it is the best of."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class Ratio:
     minutes: float = math.nan
     ratio: float = math.nan
     n_seeds: int = 0
+    n_presets: int = 0
+    """How many of ours it is the soonest of."""
 
 
 def points(result: Result) -> list[Point]:
@@ -63,6 +68,29 @@ def load(folder: Path) -> list[Result]:
     found = [read_json(path) for path in sorted(folder.glob("*.json"))]
     known = [result for result in found if result.get("kind") in ("curve", "pace")]
     return sorted(known, key=lambda result: not result["ours"])
+
+
+def require_alike(results: Iterable[Result]) -> list[str]:
+    """Return warnings where machines were not equally fast when results were made.
+
+    Raises UserError where they are of different texts or numbers of threads: no ratio could be
+    taken then.
+    """
+    known = [result for result in results if "threads" in result]
+    for name in ("data", "threads"):
+        values = sorted({str(result[name]) for result in known})
+        if len(values) > 1:
+            raise UserError(f"results differ in {name} ({', '.join(values)}): keep them apart")
+    warnings = []
+    for precision in ("float32", "bfloat16"):
+        rates = [float(result["matrix_gflops"].get(precision, 0)) for result in known]
+        rates = [rate for rate in rates if rate]
+        if rates and max(rates) > 1.1 * min(rates):
+            warnings.append(
+                f"matrix products in {precision} ran at {min(rates):.0f} to {max(rates):.0f} "
+                "GFLOP/s when these were made: ratios are off by as much"
+            )
+    return warnings
 
 
 def minutes_to(curve: list[Point], perplexity: float) -> float | None:
@@ -85,8 +113,12 @@ def minutes_to(curve: list[Point], perplexity: float) -> float | None:
 
 
 def goals(results: Iterable[Result]) -> list[Goal]:
-    """Return what there is to reach: each peer's best, and what is published for its pace."""
-    found = []
+    """Return what there is to reach: each peer's best, and what is published for its pace.
+
+    Runs of a peer may differ in rate, seed, precision and budget; the best in perplexity counts.
+    """
+    found: list[Goal] = []
+    runs: dict[str, list[tuple[float, float]]] = {}
     for result in results:
         if result["kind"] == "pace":
             published = result["published"]
@@ -95,7 +127,10 @@ def goals(results: Iterable[Result]) -> list[Goal]:
             found.append(Goal(name, published["valid"], minutes, extrapolated=True))
         elif not result["ours"]:
             best = min(points(result), key=lambda point: point.perplexity)
-            found.append(Goal(result["name"], best.perplexity, best.minutes, extrapolated=False))
+            runs.setdefault(result["contestant"], []).append((best.perplexity, best.minutes))
+    for peer, reached in runs.items():
+        perplexity, minutes = min(reached)
+        found.append(Goal(peer, perplexity, minutes, extrapolated=False, n_runs=len(reached)))
     return found
 
 
@@ -116,6 +151,6 @@ def ratios(results: list[Result]) -> list[Ratio]:
                 continue  # a median of those that made it would flatter
             minutes = statistics.median(reached)
             if best.ours is None or minutes < best.minutes:
-                best = Ratio(goal, name, minutes, goal.minutes / minutes, len(curves))
+                best = Ratio(goal, name, minutes, goal.minutes / minutes, len(curves), len(groups))
         found.append(best)
     return found

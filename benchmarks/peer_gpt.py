@@ -7,6 +7,7 @@ B batch · T sequence · V vocabulary
 """
 
 import contextlib
+import functools
 import math
 import sys
 from collections.abc import Callable
@@ -24,7 +25,8 @@ from peer import Ids, Words, checkout_of, imported
 Checkouts = dict[str, Path | None]
 
 # nanoGPT's settings for small models (config/train_shakespeare_char.py: "with baby networks can
-# afford to go a bit higher"); no dropout, as its README has it on a CPU and for few epochs.
+# afford to go a bit higher"); no dropout, as its README has it on a CPU and for few epochs. Only
+# the rate is tuned for them, by whoever runs `quality` with several.
 GPT_RATE, GPT_BETAS, GPT_DECAY, GPT_CLIP, GPT_WARM_UP_STEPS = 1e-3, (0.9, 0.99), 0.1, 1.0, 100
 GPT_FINAL_RATE = 0.1  # of the highest, by a cosine (train.py: min_lr)
 
@@ -45,6 +47,7 @@ def nanogpt(
     )
     with contextlib.redirect_stdout(sys.stderr):  # it tells of itself; results go to stdout
         model = module.GPT(sizes)
+        # Each step sets its own rate.
         optimizer = model.configure_optimizers(GPT_DECAY, GPT_RATE, GPT_BETAS, "cpu")
 
     def loss(model: Any, ids: Tensor, targets: Tensor) -> Tensor:
@@ -107,13 +110,16 @@ class WindowedGPT:
         words: Words,
         like: Config,
         *,
+        rate: float = GPT_RATE,
         compiled: bool = False,
         dtype: torch.dtype = torch.float32,
         seed: int = 1,
     ) -> None:
         self.model, self.loss, self.optimizer, self.words = model.train(), loss, optimizer, words
-        self.called = torch.compile(model) if compiled else model
-        self.dtype = dtype
+        # The loss is in the graph, whether the model computes it itself or not.
+        taught = functools.partial(loss, model)
+        self.taught = torch.compile(taught) if compiled else taught
+        self.rate, self.dtype = rate, dtype
         self.batch_size, self.context = like.batch_size, like.model.context_length
         self.tokens_per_step = self.batch_size * self.context
         self.n_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -125,13 +131,14 @@ class WindowedGPT:
             "n_heads": like.model.n_heads,
             "context": self.context,
             "batch_size": self.batch_size,
-            "rate": GPT_RATE,
+            "rate": rate,
             "betas": GPT_BETAS,
             "weight_decay": GPT_DECAY,
             "clip": GPT_CLIP,
             "warm_up_steps": GPT_WARM_UP_STEPS,
             "schedule": f"cosine to {GPT_FINAL_RATE} of the rate, by the share of the budget",
             "dropout": 0.0,
+            "seed": seed,
             "compiled": compiled,
             "dtype": str(dtype).removeprefix("torch."),
         }
@@ -141,12 +148,12 @@ class WindowedGPT:
         warm = min(1.0, (self.n_steps + 1) / (GPT_WARM_UP_STEPS + 1))
         cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
         for group in self.optimizer.param_groups:
-            group["lr"] = GPT_RATE * warm * (GPT_FINAL_RATE + (1 - GPT_FINAL_RATE) * cosine)
+            group["lr"] = self.rate * warm * (GPT_FINAL_RATE + (1 - GPT_FINAL_RATE) * cosine)
         starts = self.random.integers(len(self.words.train) - self.context, size=self.batch_size)
         windows = self.words.train[starts[:, None] + np.arange(self.context + 1)].astype(np.int64)
         ids = torch.from_numpy(windows)  # (B, T + 1)
         with self._autocast():
-            loss = self.loss(self.called, ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
+            loss = self.taught(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.model.parameters(), GPT_CLIP)
         self.optimizer.step()

@@ -28,8 +28,8 @@ class WordModel:
     state from one piece to the next, and the rate falls to a quarter after an epoch without gain.
     """
 
-    def __init__(self, name: str, module: ModuleType, words: Words) -> None:
-        torch.manual_seed(1111)  # main.py's
+    def __init__(self, name: str, module: ModuleType, words: Words, *, seed: int = 1) -> None:
+        torch.manual_seed(seed)
         self.words, self.recurrent = words, name == "lstm"
         vocab_size, self.rate = words.vocab_size, 20.0 if self.recurrent else 5.0
         if self.recurrent:
@@ -60,6 +60,7 @@ class WordModel:
             "rate": self.rate,
             "optimizer": "AdamW" if self.adamw else "SGD, a quarter after an epoch without gain",
             "tied": self.recurrent,
+            "seed": seed,
         }
 
     def step(self, share: float) -> None:  # noqa: ARG002 - its schedule counts epochs

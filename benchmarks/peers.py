@@ -28,31 +28,39 @@ WORD_MODELS = ("lstm", "word-transformer", "word-transformer-adamw")
 PEERS = (*GPTS, *WORD_MODELS)
 
 
-def make_peer(name: str, words: Words, like: Config, checkouts: Checkouts, **choices: Any) -> Peer:
+def make_peer(
+    name: str,
+    words: Words,
+    like: Config,
+    checkouts: Checkouts,
+    *,
+    seed: int = 1,
+    **choices: Any,
+) -> Peer:
     """Return the peer called name, fresh.
 
     like        the preset whose sizes nanogpt and transformers take
     checkouts   nanogpt and pytorch_examples: folders
-    choices     compiled and dtype, for nanogpt and transformers
+    seed        of weights, dropout and windows, in place of the script's own
+    choices     rate, compiled and dtype, for nanogpt and transformers
     Raises UserError for a name that is not known and for a checkout that is missing.
     """
     if name in GPTS:
-        torch.manual_seed(1337)  # train.py's
-        return WindowedGPT(*GPTS[name](like, words.vocab_size, checkouts), words, like, **choices)
+        torch.manual_seed(seed)
+        made = GPTS[name](like, words.vocab_size, checkouts)
+        return WindowedGPT(*made, words, like, seed=seed, **choices)
     if name not in WORD_MODELS:
         near = closest(name, PEERS)
         raise UserError(f"peer {name} is not known{near}: take one of {', '.join(PEERS)}")
     folder = checkout_of(checkouts, "pytorch_examples") / "word_language_model"
-    return WordModel(name, imported(folder / "model.py", "--pytorch-examples"), words)
+    return WordModel(name, imported(folder / "model.py", "--pytorch-examples"), words, seed=seed)
 
 
-def faster(make: Callable[[bool], Peer], wish: str, rounds: int = 3) -> Peer:
-    """Return a fresh peer, compiled or not: as wished, or under auto the way that is faster.
+def compiling_pays(make: Callable[[bool], Peer], rounds: int = 3) -> bool:
+    """Return whether a step of a peer is faster compiled, by a trial of peers that `make` makes.
 
-    The trial is a favour to the peer: its time does not count, and it warms the compiler's cache.
+    It is a favour to the peer, whose clock does not run meanwhile.
     """
-    if wish != "auto":
-        return make(wish == "on")
     seconds = {True: math.inf, False: math.inf}
     contestants = {compiled: make(compiled) for compiled in seconds}
     for _ in range(1 + rounds):
@@ -64,12 +72,19 @@ def faster(make: Callable[[bool], Peer], wish: str, rounds: int = 3) -> Peer:
                 if not compiled:
                     raise
                 print(f"not compiled: {type(error).__name__}", file=sys.stderr)
-                return make(False)
+                return False
             # The fastest counts, so the first, which compiles, does not.
             seconds[compiled] = min(seconds[compiled], time.perf_counter() - began_at)
     print(
         f"a step takes {seconds[False]:.2f} s eagerly, {seconds[True]:.2f} s compiled",
         file=sys.stderr,
     )
-    del contestants
-    return make(seconds[True] < seconds[False])
+    return seconds[True] < seconds[False]
+
+
+def faster(make: Callable[[bool], Peer], wish: str) -> Peer:
+    """Return a fresh peer, compiled or not: as wished, or under auto the way that is faster.
+
+    The trial warms the compiler's cache: `quality`, which counts compilation, tries elsewhere.
+    """
+    return make(compiling_pays(make) if wish == "auto" else wish == "on")

@@ -4,22 +4,31 @@ In: a run of `train`, watched. Out: `Product`s with how often each occurs, their
 seconds that each takes when nothing else is done.
 
 Counted are those that the step really makes, eagerly, by watching what PyTorch is asked to do
-(compiling changes what lies between products, not the products): forward, backward and those of the
-optimizer. Attention comes as one operation; its products are two forward and, since it computes the
-weights anew, five backward, and under a causal mask half of each is of use: (T + 1) / 2T.
+(compiling changes what lies between products, not the products): forward and backward, and, marked
+as such, those of the optimizer.
+
+Under a causal mask half of each product of attention is of use, (T + 1) / 2T, whichever way it is
+computed: as one operation, whose products are two forward and, since it computes the weights anew,
+five backward; or in one piece, as stacks of products, two forward and four backward. A product is
+timed as it is made, whole, and the same share of its FLOPs and of its seconds is counted.
 
 B batch · T sequence · S what it looks back at · H heads · K d_head
 """
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]  # a tensor's shape and its strides
 
@@ -33,6 +42,8 @@ class Product:
     dtype: torch.dtype
     share: float = 1.0
     """How much of it is of use: the visible part under a mask."""
+    of_optimizer: bool = False
+    """Was it made between the passes, by an optimizer?"""
 
     @property
     def flops(self) -> float:
@@ -50,11 +61,34 @@ class Product:
 
 
 class ProductCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it, `counts` says how often each matrix product was asked for."""
+    """Within it, `counts` says how often each matrix product was asked for.
 
-    def __init__(self) -> None:
+    context   T of a decoder: stacks of products to, from or with a (T, T) are then its attention's,
+              whose mask hides the later half. None: nothing is masked but what says so itself.
+    """
+
+    def __init__(self, context: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.counts: Counter[Product] = Counter()
+        self._context, self._in_optimizer = context, False
+        self._hooks: list[RemovableHandle] = []
+
+    def __enter__(self) -> Self:
+        """Begin to count, and to listen for optimizers."""
+        self._hooks = [
+            register_optimizer_step_pre_hook(lambda *_: self._of_optimizer(True)),
+            register_optimizer_step_post_hook(lambda *_: self._of_optimizer(False)),
+        ]
+        return super().__enter__()  # type: ignore[no-any-return]
+
+    def __exit__(self, *error: Any) -> None:
+        """End both."""
+        for hook in self._hooks:
+            hook.remove()
+        super().__exit__(*error)
+
+    def _of_optimizer(self, claim: bool) -> None:
+        self._in_optimizer = claim
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note the product, if it is one, and let it happen."""
@@ -72,7 +106,13 @@ class ProductCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
     def _note(self, left: Tensor, right: Tensor) -> None:
-        self.counts[Product(_layout(left), _layout(right), left.dtype)] += 1
+        """Note a product, or a stack of them, which may be attention's."""
+        sizes, share = (*left.shape[-2:], right.size(-1)), 1.0
+        if self._context and left.dim() == 3 and not self._in_optimizer:
+            # (T, T) are scores and weights, made or used, and their gradients.
+            share = visible_share(self._context) if sizes.count(self._context) >= 2 else 1.0
+        layouts = _layout(left), _layout(right)
+        self.counts[Product(*layouts, left.dtype, share, self._in_optimizer)] += 1
 
     def _note_attention(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, backward: bool = False
@@ -80,7 +120,7 @@ class ProductCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Note the products of one attention of q (B, H, T, K), k and v (B, H, S, K)."""
         *stack, n_queries, d_head = q.shape
         n_stack, n_keys, d_value = torch.Size(stack).numel(), k.size(-2), v.size(-1)
-        share = (n_queries + 1) / (2 * n_queries) if causal else 1.0
+        share = visible_share(n_queries) if causal else 1.0
         t_k_s, t_s_k = (n_queries, d_head, n_keys), (n_queries, n_keys, d_value)
         s_t_k = (n_keys, n_queries, d_head)
         # Forward: QKᵀ and its weights times V. Backward: QKᵀ anew, dO Vᵀ; dS K; dSᵀ Q, Pᵀ dO.
@@ -89,6 +129,11 @@ class ProductCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             left = torch.empty((n_stack, rows, inner), device="meta")
             right = torch.empty((n_stack, inner, columns), device="meta")
             self.counts[Product(_layout(left), _layout(right), q.dtype, share)] += 1
+
+
+def visible_share(n_positions: int) -> float:
+    """Return the share of a square that a causal mask leaves: 1, 2, … T of T positions."""
+    return (n_positions + 1) / (2 * n_positions)
 
 
 def _layout(tensor: Tensor) -> Layout:
@@ -108,12 +153,11 @@ def flops(counts: Mapping[Product, int]) -> float:
 class Bench:
     """Products with operands of their own, ready to be timed again and again."""
 
-    def __init__(self, counts: Mapping[Product, int]) -> None:
-        self.counts = counts
-        self._operands = {product: _operands(product) for product in counts}
+    def __init__(self, products: Iterable[Product]) -> None:
+        self._operands = {product: _operands(product) for product in products}
 
     def seconds(self, calls: int = 3) -> dict[Product, float]:
-        """Return the seconds of each product alone, the fastest of a few calls.
+        """Return the seconds of each product alone, the fastest of a few calls: its useful share.
 
         It writes where it wrote before: a step that asks for fresh memory each time pays for more
         than its products.
@@ -128,10 +172,6 @@ class Bench:
                 took.append(time.perf_counter() - began_at)
             found[product] = product.share * min(took)
         return found
-
-    def total(self, seconds: Mapping[Product, float]) -> float:
-        """Return the seconds of all products of a step."""
-        return sum(self.counts[product] * took for product, took in seconds.items())
 
 
 def _operands(product: Product) -> tuple[Tensor, Tensor, Tensor]:

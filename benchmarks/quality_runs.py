@@ -4,14 +4,19 @@ The clock counts training and compilation, of ours and of peers. It stands still
 scored, and while ours writes its checkpoints; a peer's trial of the compiler is not counted either.
 """
 
+import contextlib
 import math
+import os
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from curves import Point, Result
 from minigpt.config import Config, require, to_dict
@@ -28,14 +33,31 @@ PUBLISHED = {"valid": 105.97, "test": 100.33, "epochs": 40, "source": "pytorch/e
 WARM_UP_BATCHES = 20
 
 
+@contextlib.contextmanager
+def cold_compiler() -> Iterator[None]:
+    """Within it, torch.compile finds nothing that was compiled before, in memory or on disk."""
+    before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    torch.compiler.reset()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+            else:
+                os.environ["TORCHINDUCTOR_CACHE_DIR"] = before
+
+
 class OurCurve:
     """A callback of `train` that notes the points of its curve and takes validations off the clock.
 
     Whatever lies between the last step and the end of a validation is off it: scoring, checkpoint.
     """
 
-    def __init__(self, n_train: int) -> None:
-        self.n_train, self.curve = n_train, list[Point]()
+    def __init__(self, tokens_per_step: int, n_train: int) -> None:
+        self.tokens_per_step, self.n_train = tokens_per_step, n_train
+        self.curve = list[Point]()
         self.paused, self.stepped_at = 0.0, time.perf_counter()
         self.last: Stepped | None = None
         self.n_parameters, self.notes = 0, list[str]()
@@ -52,11 +74,10 @@ class OurCurve:
                 say(event.text)
             case Validated() if self.last is not None:
                 seconds = self.last.elapsed_seconds - self.paused
-                tokens = round(self.last.epoch * self.n_train)
+                tokens = self.last.step * self.tokens_per_step
                 figure = event.score.token_perplexity
-                self.curve.append(
-                    Point(seconds / 60, figure, self.last.step, tokens, self.last.epoch)
-                )
+                epochs = tokens / self.n_train
+                self.curve.append(Point(seconds / 60, figure, self.last.step, tokens, epochs))
                 say(spoken(self.curve[-1]))
                 self.paused += time.perf_counter() - self.stepped_at
 
@@ -70,7 +91,7 @@ def run_ours(name: str, config: Config, validations: int) -> Result:
     require(minutes is not None, f"{name} has no budget in minutes: give --minutes")
     corpus = open_corpus(config.data)
     n_train = len(prepare(corpus, "train", fit_tokenizer(corpus, kind)).ids)
-    curve = OurCurve(n_train)
+    curve = OurCurve(config.batch_size * config.model.context_length, n_train)
     with tempfile.TemporaryDirectory() as folder:
         run = train(stretched(config, validations), Path(folder) / "run", curve)
         decided = to_dict(run.config)

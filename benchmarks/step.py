@@ -14,17 +14,16 @@ nanogpt    steps of nanoGPT at the preset's d_model, layers, heads, context and 
            which that script does not offer; compiled where that is faster
 
 Figures are medians over the rounds, ratios and shares medians of the rounds' own. The share says
-how much of a step the products fill at 80 % of the rate that they have alone; at 100 % as well.
+how much of a step the products fill at 80 % of the rate that they have alone; at 100 % as well: all
+of them, and without those of the optimizer (Muon's, which make a gradient orthogonal). What a
+causal mask hides is no part of it, however attention is computed (`products`).
 """
 
 import argparse
-import os
-import re
-import shlex
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,15 +31,16 @@ from typing import Any
 import torch
 
 from minigpt.checkpoint import write_json
-from minigpt.config import Config, UserError, load_file, load_preset
+from minigpt.config import Config, UserError
 from minigpt.machine import choose_precision, matrix_rates, set_threads
-from minigpt.report import hardware, versions
 from products import Product, flops
+from setting import command, machine, named_config
 from step_contestants import alone, budget_of, count, ours, peer
 from turns import Contestant, Figures, Turns
 
 WARM_UP_ROUNDS = 3  # the first compiles, the second fills the optimizers and the allocator
 SHARE_OF_RATE = 0.8
+SHARE_KEY = f"share_at_{100 * SHARE_OF_RATE:.0f}_percent_of_rate"
 
 
 def counted(config: Config, threads: int) -> Counter[Product]:
@@ -104,6 +104,33 @@ def ratio(above: list[Figures], below: list[Figures]) -> float:
     return statistics.median(float(a["seconds"] / b["seconds"]) for a, b in pairs)
 
 
+def product_figures(
+    counts: Mapping[Product, int],
+    rounds: dict[str, list[Figures]],
+    wanted: Callable[[Product], bool] = lambda _: True,
+) -> dict[str, Any]:
+    """Return what all products of a step that are wanted come to, and their share of it."""
+    seconds = [
+        {
+            "seconds": sum(
+                times * took
+                for (product, times), took in zip(counts.items(), found["products"], strict=True)
+                if wanted(product)
+            )
+        }
+        for found in rounds["products"]
+    ]
+    total = flops({product: times for product, times in counts.items() if wanted(product)})
+    alone, share = median(seconds, "seconds"), ratio(seconds, rounds["ours"])
+    return {
+        "product_flops": total,
+        "product_seconds": alone,
+        "product_gflops_per_second": total / alone / 1e9 if alone else 0.0,
+        "share_at_full_rate": share,
+        SHARE_KEY: share / SHARE_OF_RATE,
+    }
+
+
 def product_rows(counts: Mapping[Product, int], rounds: list[Figures]) -> list[dict[str, Any]]:
     """Return one row for each kind of product, the dearest first."""
     rows = []
@@ -113,6 +140,8 @@ def product_rows(counts: Mapping[Product, int], rounds: list[Figures]) -> list[d
             {
                 "product": product.name,
                 "dtype": str(product.dtype).removeprefix("torch."),
+                "of_optimizer": product.of_optimizer,
+                "useful_share": product.share,
                 "times": times,
                 "gflops_per_second": product.flops / seconds / 1e9,
                 "seconds_a_step": times * seconds,
@@ -130,11 +159,9 @@ def summary(
     """Return everything that there is to say."""
     n_tokens = config.batch_size * config.model.context_length
     step_seconds = median(rounds["ours"], "seconds")
-    share = ratio(rounds["products"], rounds["ours"])
     names = sorted({name for found in rounds["ours"] for name in found["parts"]})
     parts = {name: median(rounds["ours"], "parts", name) for name in names}
     parts["rest (batch, forward, loop)"] = step_seconds - sum(parts.values())
-    total = flops(counts)
     return {
         "step_seconds": step_seconds,
         "tokens_per_step": n_tokens,
@@ -146,11 +173,9 @@ def summary(
             if config.minutes and validation_seconds is not None
             else None
         ),
-        "product_flops": total,
-        "product_seconds": median(rounds["products"], "seconds"),
-        "product_gflops_per_second": total / median(rounds["products"], "seconds") / 1e9,
-        "share_at_full_rate": share,
-        f"share_at_{SHARE_OF_RATE:.0%}_of_rate".replace("%", "_percent"): share / SHARE_OF_RATE,
+        **product_figures(counts, rounds),
+        "without_optimizer": product_figures(counts, rounds, lambda p: not p.of_optimizer),
+        "of_optimizer": product_figures(counts, rounds, lambda p: p.of_optimizer),
         "contestants": {
             name: {
                 "step_seconds": median(found, "seconds"),
@@ -165,21 +190,31 @@ def summary(
     }
 
 
+def told_products(name: str, figures: dict[str, Any]) -> str:
+    """Return what some of the products come to, in words."""
+    return (
+        f"{name}: {figures['product_flops'] / 1e9:,.1f} GFLOP, alone "
+        f"{figures['product_seconds']:.3f} s ({figures['product_gflops_per_second']:,.0f} GFLOP/s),"
+        f" {figures['share_at_full_rate']:.1%} of the step, {figures[SHARE_KEY]:.1%} at "
+        f"{SHARE_OF_RATE:.0%} of that rate"
+    )
+
+
 def told(result: dict[str, Any]) -> str:
     """Return the result in words."""
     step = result["step_seconds"]
     lines = [
         f"a step of {result['tokens_per_step']:,} tokens: {step:.3f} s, "
         f"{result['tokens_per_second']:,.0f} tokens/s",
-        f"matrix products: {result['product_flops'] / 1e9:,.1f} GFLOP, alone "
-        f"{result['product_seconds']:.3f} s ({result['product_gflops_per_second']:,.0f} GFLOP/s)",
-        f"share of the step: {result['share_at_full_rate']:.1%} at the rate they have alone, "
-        f"{result['share_at_80_percent_of_rate']:.1%} at {SHARE_OF_RATE:.0%} of it",
+        told_products("matrix products", result),
+        told_products("  without the optimizer's", result["without_optimizer"]),
+        told_products("  the optimizer's alone", result["of_optimizer"]),
     ]
     for row in result["products"][:8]:
+        whose = "  optimizer" if row["of_optimizer"] else ""
         lines.append(
             f"  {row['times']:>4} × {row['product']:<26} {row['dtype']:<9}"
-            f"{row['seconds_a_step']:8.4f} s {row['gflops_per_second']:7.0f} GFLOP/s"
+            f"{row['seconds_a_step']:8.4f} s {row['gflops_per_second']:7.0f} GFLOP/s{whose}"
         )
     for name, seconds in result["parts_seconds"].items():
         lines.append(f"{name:<28} {seconds:7.4f} s {seconds / step:6.1%}")
@@ -212,8 +247,7 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     try:
         threads = set_threads(options.threads)
-        named = options.preset
-        config = load_file(Path(named)) if named.endswith(".toml") else load_preset(named)
+        config = named_config(options.preset)
         rates = matrix_rates(torch.device("cpu"))
         # Decided once: the contestants must not each come to another view of a busy machine.
         config = replace(
@@ -229,15 +263,12 @@ def main(argv: list[str] | None = None) -> None:
     print(told(result))
     if options.out:
         words = sys.argv[1:] if argv is None else argv
-        plain = [re.sub(r"[^=]*/", "", word) for word in words]  # names of folders, not paths
         about = {
             "preset": Path(options.preset).stem,
-            "command": shlex.join(["python", "benchmarks/step.py", *plain]),
+            "command": command("step.py", words),
             "precision": config.precision,
             "rounds": options.repeat,
-            "matrix_gflops": rates,
-            "versions": versions(),
-            "hardware": {**hardware(), "cores": os.cpu_count()},
+            **machine(rates),
         }
         write_json(options.out, {**about, **result})
 

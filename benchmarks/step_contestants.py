@@ -132,12 +132,12 @@ def alone(turn: Turn, counts: Mapping[Product, int]) -> None:
     while True:
         turn.wait()
         seconds = bench.seconds()
-        turn.done({"seconds": bench.total(seconds), "products": list(seconds.values())})
+        turn.done({"products": list(seconds.values())})
 
 
 def count(turn: Turn, config: Config) -> None:
     """Hand in the products of one eager step of training."""
-    counter = ProductCounter()
+    counter = ProductCounter(config.model.context_length)
     found: list[Figures] = []
 
     def watch(event: Event) -> None:

@@ -34,9 +34,7 @@ speed     median seconds of a step, in turns: each round takes one step of each 
 
 import argparse
 import math
-import os
 import re
-import shlex
 import statistics
 import subprocess
 import sys
@@ -58,10 +56,11 @@ from minigpt.info import sizes
 from minigpt.machine import choose_precision, matrix_rates, set_threads
 from minigpt.model import MiniGPT, Objective
 from minigpt.optim import make_optimizers
-from minigpt.report import hardware, versions
+from minigpt.report import versions
 from minigpt.train import optimizer_step
 from minigpt.training_state import TrainingState
 from minigpt.unknown_words import UnknownWords
+from setting import command, machine
 
 ALL_WORDS = 33_278
 VOCABULARIES = [
@@ -245,13 +244,16 @@ def measure(options: argparse.Namespace) -> None:
         result["rows"] = merged(result["rows"], row)
         print(f"{row['tokenizer']} {row['vocab_size']:,}: {row['token_perplexity']:.2f} per token")
         print(f"  {row['comparable_perplexity']:.2f} comparable", flush=True)
-        result["measure"] = {"command": command(), "versions": versions()}
+        result["measure"] = {
+            "command": command("vocabulary.py", sys.argv[1:]),
+            "versions": versions(),
+        }
         write_json(options.out, result)
 
 
 def speed(options: argparse.Namespace) -> None:
     """Time and weigh steps of models of the sizes in the file and lay that into it."""
-    threads = set_threads(options.threads)
+    set_threads(options.threads)
     result = load(options.out)
     wanted = VOCABULARIES if options.preset == "mini" else [*VOCABULARIES[:-1], BPE]
     for kind, size in wanted:
@@ -270,15 +272,13 @@ def speed(options: argparse.Namespace) -> None:
         row["estimated_megabytes"] = sum(cost.training_bytes.values()) / MEGABYTE
         print(f"{size:,}: {row['step_seconds']:.3f} s a step, {row['step_megabytes']:.0f} MB")
     result["speed"] = {
-        "command": command(),
+        "command": command("vocabulary.py", sys.argv[1:]),
         "preset": options.preset,
         "precision": precision,
         "compile": options.compile,
         "rounds": options.rounds,
         "reference": REFERENCE,
-        "matrix_gflops": rates,
-        "versions": versions(),
-        "hardware": {**hardware(), "threads": threads, "cores": os.cpu_count()},
+        **machine(rates),
     }
     write_json(options.out, result)
 
@@ -288,12 +288,6 @@ def memory(options: argparse.Namespace) -> None:
     set_threads(options.threads)
     config = replace(load_preset(options.preset), precision=options.precision, compile="off")
     print(step_bytes(model_for(config, options.kind), options.vocab_size))
-
-
-def command() -> str:
-    """Return the command line, with the names of folders in place of their paths."""
-    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
-    return shlex.join(["python", "benchmarks/vocabulary.py", *words])
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -101,11 +101,32 @@ def test_evaluate_and_generate(run: minigpt.Run) -> None:
         minigpt.evaluate(run, context=0)
 
 
-def test_compare(run: minigpt.Run) -> None:
+def test_measure(run: minigpt.Run, tmp_path: Path) -> None:
+    measured = minigpt.measure(run, "test", context=5, stride=2, tiers=("cache",))
+    assert isinstance(measured, minigpt.Measurement)
+    assert measured.static.score == minigpt.evaluate(run, "test", context=5, stride=2)
+    assert list(measured.tiers) == ["cache"]
+    found = measured.to_json()
+    assert found["tiers"]["cache"]["nats"] == measured.tiers["cache"].score.nats
+    assert measured.intervals(measured.static)["token_interval"] == found["token_interval"]
+    assert len(repr(measured)) < 2_000  # a notebook shows it: no weights, no ids
+    (tmp_path / "text.txt").write_text("a b c\n", encoding="utf-8")
+    for path in (tmp_path / "text.txt", str(tmp_path / "text.txt")):
+        assert minigpt.measure(run, text=path).source == str(path)
+    with pytest.raises(minigpt.UserError, match="run is 'runs/x'"):
+        minigpt.measure("runs/x")  # type: ignore[arg-type]
+
+
+def test_compare(run: minigpt.Run, tmp_path: Path) -> None:
     compared = minigpt.compare([run, run], "test", context=5, stride=2)
     assert isinstance(compared, minigpt.Comparison)
     score = minigpt.evaluate(run, "test", context=5, stride=2)
     assert [row.token_perplexity for row in compared.runs] == [score.token_perplexity] * 2
+    (tmp_path / "text.txt").write_text("a b c\n", encoding="utf-8")
+    on_text = minigpt.compare([run, run], text=str(tmp_path / "text.txt"))
+    assert on_text.split is None
+    expected = minigpt.measure(run, text=tmp_path / "text.txt").static.score.token_perplexity
+    assert on_text.runs[1].token_perplexity == expected
     with pytest.raises(minigpt.UserError, match="run is 'runs/x'"):
         minigpt.compare([run, "runs/x"])
 

@@ -105,6 +105,16 @@ def test_an_article_without_tokens_has_none_of_the_nats() -> None:
     counts = np.array([2, 0, 3])
     found = Articles(counts, counts, counts, counts * 0.0, naming=None)
     assert found.sums(np.arange(5, dtype=np.float32)).tolist() == [1, 0, 9]
+    assert (len(found), found.n_drawn) == (3, 2)
+
+
+@pytest.mark.parametrize("n", [0, 4, 6])
+def test_nats_of_another_text_are_refused(n: int) -> None:
+    """Else the last articles would be given fewer, and a text of zeros would look well."""
+    counts = np.array([2, 0, 3])
+    found = Articles(counts, counts, counts, counts * 0.0, naming=None)
+    with pytest.raises(ValueError, match=f"articles of 5 tokens, and nats of {n}"):
+        found.sums(np.ones(n, dtype=np.float32))
 
 
 def test_memory_does_not_grow_with_an_article(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,27 +201,27 @@ def test_nothing_else_is_drawn_from() -> None:
     assert np.array_equal(before, np.random.get_state()[1])
 
 
-@pytest.mark.parametrize("n", [0, 1, 4])
+@pytest.mark.parametrize("n", [0, 1, 9])
 def test_few_articles_have_no_interval(n: int) -> None:
     assert interval(resampled_losses(*drawn(n, 6))) is None
     reason = why_no_interval(n)
     assert reason is not None
     assert f"the text has {n} article{'' if n == 1 else 's'} (titles:" in reason
-    assert resampled_losses(*drawn(5, 6)) is not None
-    assert why_no_interval(5) is None
+    assert resampled_losses(*drawn(10, 6)) is not None
+    assert why_no_interval(10) is None
 
 
 def test_articles_without_words_are_not_drawn() -> None:
-    nats, counts = drawn(7, 8)
+    nats, counts = drawn(11, 8)
     with_empty = resampled_losses(np.append(nats, 0.0), np.append(counts, 0))
     assert with_empty is not None
     assert np.array_equal(with_empty, resampled_losses(nats, counts))
-    assert resampled_losses(nats[:4], counts[:4]) is None
-    assert resampled_losses(np.append(nats[:4], 0.0), np.append(counts[:4], 0)) is None
+    assert resampled_losses(nats[:9], counts[:9]) is None
+    assert resampled_losses(np.append(nats[:9], 0.0), np.append(counts[:9], 0)) is None
 
 
 def test_articles_alike_leave_no_doubt() -> None:
-    found = interval(resampled_losses(np.full(9, 7 * math.log(11)), np.full(9, 7)))
+    found = interval(resampled_losses(np.full(13, 7 * math.log(11)), np.full(13, 7)))
     assert found == pytest.approx((math.log(11), math.log(11)))
 
 

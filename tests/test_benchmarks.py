@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import sys
 import time
@@ -264,7 +265,7 @@ def stepped(step: int, elapsed: float) -> Stepped:
 def test_our_validations_are_taken_off_the_clock(monkeypatch):
     clock = Clock(monkeypatch)
     none: Any = None
-    curve = quality_runs.OurCurve(n_train=1_523)
+    curve = quality_runs.OurCurve(tokens_per_step=151, n_train=1_523)
     curve(Started(LIKE, none, ROOT, 17, "", 10.0, {}, 0))
     elapsed = 0.0  # as `train` has it: validations and all
     for step in (1, 2):
@@ -277,7 +278,8 @@ def test_our_validations_are_taken_off_the_clock(monkeypatch):
         elapsed += 500
     assert [point.minutes for point in curve.curve] == [0.5, 1.0]
     assert [point.perplexity for point in curve.curve] == [pytest.approx(50), pytest.approx(25)]
-    assert curve.curve[-1].tokens == round(0.2 * 1_523)
+    assert curve.curve[-1].tokens == 2 * 151
+    assert curve.curve[-1].epochs == 2 * 151 / 1_523
 
 
 def test_a_pace_is_the_median_batch_times_the_batches_of_an_epoch(monkeypatch):
@@ -351,8 +353,42 @@ def test_ratios_join_seeds_and_leave_out_what_only_some_reached():
     peer = found["peer"]
     assert (peer.goal.perplexity, peer.goal.minutes) == (100, 20)  # its best, not its last
     assert (peer.ours, peer.minutes, peer.ratio, peer.n_seeds) == ("a, 10 min", 4, 5, 3)
+    assert peer.n_presets == 2
     assert found["better"].ours is None
     assert math.isnan(found["better"].ratio)
+
+
+def test_of_several_runs_of_a_peer_the_best_counts():
+    results = [
+        result_of("peer@1", False, (10, 200), (20, 90)),
+        result_of("peer@2", False, (10, 80), (20, 85)),
+        result_of("a@1", True, (1, 300), (5, 80)),
+    ]
+    (ratio,) = curves.ratios(results)
+    assert (ratio.goal.perplexity, ratio.goal.minutes, ratio.goal.n_runs) == (80, 10, 2)
+    assert ratio.ratio == 2
+    assert "(measured, the best of 2 runs)" in quality.spoken_ratio(ratio)
+
+
+def test_results_of_other_texts_or_threads_are_not_mixed():
+    one = {"data": "wikitext-2", "threads": 2, "matrix_gflops": {"float32": 190, "bfloat16": 400}}
+    assert curves.require_alike([one, one, {"kind": "curve"}]) == []
+    for name, other in (("data", "python-docs"), ("threads", 1)):
+        with pytest.raises(UserError, match=f"results differ in {name}"):
+            curves.require_alike([one, {**one, name: other}])
+    slower = {**one, "matrix_gflops": {"float32": 189, "bfloat16": 360}}
+    (warning,) = curves.require_alike([one, slower])
+    assert "bfloat16 ran at 360 to 400 GFLOP/s" in warning
+
+
+def test_a_compiler_that_is_cold_leaves_nothing_behind(monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "mine")
+    with quality_runs.cold_compiler():
+        folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        assert folder.is_dir()
+        assert not list(folder.iterdir())
+    assert not folder.exists()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "mine"
 
 
 def test_a_pace_becomes_a_goal_that_is_marked_as_extrapolated():
@@ -406,12 +442,14 @@ def test_quality_from_the_runs_to_the_picture(tmp_path, checkouts, capsys):
     # Two seconds, so that our few parameters learn more than nothing.
     quality.main(["run", str(config), "--validations", "3", "--minutes", "0.03", *shared])
     peer = ["run", "nanogpt", "lstm", "--minutes", "0.005", "--validations", "2"]
+    peer += ["--rate", "3e-3", "--seed", "7"]
     quality.main([*peer, "--like", str(config), "--compile", "off", *named, *shared])
     quality.main(["pace", "lstm", "--batches", "3", *named, *shared])
     capsys.readouterr()
     quality.main(["report", "--draw", "--picture", str(drawn), "--out", str(out)])
 
-    names = {"small-0.03min-seed1", "nanogpt-0.005min", "lstm-0.005min", "lstm-pace"}
+    nanogpt, lstm = "nanogpt-0.005min-rate0.003-seed7", "lstm-0.005min-seed7"
+    names = {"small-0.03min-seed1", nanogpt, lstm, "lstm-pace"}
     assert {path.stem for path in out.glob("*.json")} == names
     ours = json.loads((out / "small-0.03min-seed1.json").read_text("utf-8"))
     assert len(ours["curve"]) == 3
@@ -419,11 +457,13 @@ def test_quality_from_the_runs_to_the_picture(tmp_path, checkouts, capsys):
     assert ours["budget_minutes"] == 0.03
     assert ours["curve"][-1]["minutes"] < 0.045
     assert not any("/" in word for word in ours["command"].split()[2:])
+    settings = json.loads((out / f"{nanogpt}.json").read_text("utf-8"))["settings"]
+    assert (settings["rate"], settings["seed"]) == (3e-3, 7)
     told = capsys.readouterr().out
     assert "lstm, 40 epochs: 105.97" in told
     root = ET.parse(drawn).getroot()
     texts = {element.text for element in root.iter("{http://www.w3.org/2000/svg}text")}
-    assert {"small-0.03min-seed1", "nanogpt-0.005min", "lstm-0.005min"} <= texts
+    assert {"small-0.03min-seed1", nanogpt, lstm} <= texts
     assert "lstm, 40 epochs (extrapolated)" in texts
     assert "prefers-color-scheme:dark" in drawn.read_text("utf-8")
 

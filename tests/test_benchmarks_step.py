@@ -78,6 +78,20 @@ def test_the_products_of_attention_are_the_visible_half_of_two_and_five():
         assert flops(counter.counts) == pytest.approx(share * 5 * 2 * B * H * T * T * K)
 
 
+def test_attention_in_one_piece_is_counted_by_its_visible_half_too():
+    """As stacks of products it has two forward and four backward; nothing is computed anew."""
+    model = make_model(MODELS["modern"]).train()
+    blocks = sum(p.numel() for p in model.blocks.parameters() if p.dim() == 2)
+    with ProductCounter(T) as counter, torch.autocast("cpu", torch.bfloat16):
+        model.hidden(random_ids(B, T)).float().sum().backward()
+    square = (T + 1) / (2 * T) * 2 * B * H * T * T * K
+    assert flops(counter.counts) == pytest.approx(3 * 2 * B * T * blocks + L * 6 * square)
+    with ProductCounter() as counter, torch.autocast("cpu", torch.bfloat16):
+        model.hidden(random_ids(B, T)).float().sum().backward()
+    whole = 2 * B * H * T * T * K
+    assert flops(counter.counts) == pytest.approx(3 * 2 * B * T * blocks + L * 6 * whole)
+
+
 def test_a_step_of_training_has_the_products_that_its_sizes_say(tmp_path):
     config = run_config(write_corpus(tmp_path / "text.txt"), steps=2)
     config = replace(config, optim=replace(config.optim, matrix_rate=0.0), validations=1)
@@ -102,23 +116,25 @@ def test_the_products_of_muon_count(tmp_path):
     assert config.precision == "float32"
     with ProductCounter() as counter:
         train(config, tmp_path / "run", lambda event: None)
-    shapes = {p.left[0] for p in counter.counts if p.dtype == torch.bfloat16}
+    shapes = {p.left[0] for p in counter.counts if p.of_optimizer}
     assert (D, D) in shapes  # its orthogonalisation is in bfloat16, of each hidden matrix
+    assert {p.of_optimizer: p.dtype for p in counter.counts} == {
+        True: torch.bfloat16,
+        False: torch.float32,
+    }
 
 
 def test_a_bench_times_each_product_as_often_as_asked(monkeypatch):
     once, often = product((7, 5), (5, 11)), product((3, 7, 5), (3, 5, 11), share=0.5)
     now = iter(range(100))
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(now)))
-    bench = Bench({once: 1, often: 4})
-    seconds = bench.seconds()
+    seconds = Bench([once, often]).seconds()
     assert seconds == {once: 1.0, often: 0.5}  # each call takes one tick
-    assert bench.total(seconds) == 1 * 1.0 + 4 * 0.5
 
 
 def test_a_bench_multiplies_in_the_layout_of_training():
     transposed = Product(((7, 5), (1, 7)), ((5, 11), (11, 1)), torch.bfloat16)
-    ((left, right, out),) = Bench({transposed: 1})._operands.values()
+    ((left, right, out),) = Bench([transposed])._operands.values()
     assert left.stride() == (1, 7)
     assert left.dtype == right.dtype == torch.bfloat16
     assert out.shape == (7, 11)
@@ -218,6 +234,9 @@ def test_the_benchmark_from_the_preset_to_the_file(tmp_path, capsys):
     assert result["share_at_80_percent_of_rate"] == pytest.approx(share / 0.8)
     alone = sum(row["seconds_a_step"] for row in result["products"])
     assert alone == pytest.approx(result["product_seconds"], rel=0.5)
+    apart = [result[name]["product_flops"] for name in ("without_optimizer", "of_optimizer")]
+    assert sum(apart) == pytest.approx(result["product_flops"])
+    assert min(apart) > 0
     assert "GFLOP/s" in capsys.readouterr().out
 
 

@@ -39,7 +39,7 @@ def test_a_sound_installation_passes() -> None:
     assert torch.equal(before, torch.get_rng_state())
     assert [found for found in checks if not found.passed] == []
     names = " ".join(found.name for found in checks)
-    for what in ("fast", "taught", "cached", "grouped-query", "adaptive", "paper", "gpt2"):
+    for what in ("fast", "taught", "cached", "bfloat16", "grouped-query", "adaptive", "paper"):
         assert what in names
     for kind in ("basic_english", "wikitext", "bpe", "char"):
         assert f"tokenizer {kind}" in names
@@ -60,6 +60,35 @@ def test_a_model_that_sees_the_future_is_found(name: str) -> None:
     assert "causal, fast attention" in found
     assert "causal, cached attention" in found
     assert "taught = fast attention" in found
+
+
+def unmasked(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
+    scores = (q.bfloat16() @ k.bfloat16().transpose(-2, -1)) / q.size(-1) ** 0.5
+    return scores.softmax(-1) @ v.bfloat16()
+
+
+def without_root(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
+    unseen = q.new_full((q.size(2), k.size(2)), -torch.inf).triu(1)
+    return (q @ k.transpose(-2, -1) + unseen).softmax(-1) @ v.bfloat16()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "check_name"),
+    [
+        (unmasked, "causal, bfloat16 attention"),
+        (without_root, "bfloat16 = fast attention, nearly"),
+    ],
+)
+@pytest.mark.parametrize("name", ["paper", "sampled", "adaptive"])
+def test_a_wrong_attention_in_one_piece_is_found(
+    name: str, wrong: Any, check_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is on no path in float32, and trains whatever is trained in bfloat16 on a CPU."""
+    module = import_module("minigpt.layers.attention")
+    monkeypatch.setattr(module, "one_piece_causal_attention", wrong)
+    found = failures(check._check_model(small_models()[name]))
+    assert check_name in found
+    assert all("bfloat16" in each for each in found)
 
 
 def test_a_taught_path_that_sees_the_future_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

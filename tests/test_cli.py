@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import minigpt
-from minigpt import cli, corpus
+from minigpt import cli, corpus, measurement
 from minigpt.config import Config, UserError, load_preset
 
 WORDS = [
@@ -159,7 +159,10 @@ def test_python_m_minigpt() -> None:
     [
         ("trian", "command trian is not known (did you mean train?)"),
         ("--seed 3 train", "flag --seed is not known"),
-        ("train wikitxt2", "preset wikitxt2 is not known (did you mean wikitext2?)"),
+        (
+            "train wikitxt2-10min",
+            "preset wikitxt2-10min is not known (did you mean wikitext2-10min?)",
+        ),
         ("train --seed 3 mini", "preset mini has no place here: write it right behind train"),
         ("train --learing_rate 3", "--learing_rate is not known (did you mean --optim.rate?)"),
         ("train --model.d-modle 8", "(did you mean --model.d-model?)"),
@@ -484,7 +487,9 @@ def test_evaluate_promises_what_it_prints(capsys: pytest.CaptureFixture[str]) ->
 def test_windows_that_cannot_be(
     run_dir: Path, flags: str, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    failed([command, str(run_dir), *flags.split()], capsys)
+    runs = [str(run_dir)] * (2 if command == "compare" else 1)
+    line = failed([command, *runs, *flags.split()], capsys)
+    assert re.search(r"(context|stride|batch size) is [09]: it must", line)
 
 
 def test_evaluate_scores_any_text(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -503,9 +508,10 @@ def test_tiers_are_switches(
 ) -> None:
     asked: list[list[str]] = []
 
-    def scored(tier: str, run: object, ids: np.ndarray, *_: object) -> tuple[dict[str, float], Any]:
+    def scored(tier: str, run: object, ids: np.ndarray, *_: object) -> Any:
         asked[-1].append(tier)
-        return {"strength": 0.25}, np.full(len(ids), 0.5, dtype=np.float32)
+        nats = np.full(len(ids), 0.5, dtype=np.float32)
+        return measurement._Scored({"strength": 0.25}, {}, 3, nats)
 
     monkeypatch.setattr("minigpt.measurement._score_tier", scored)
     for flags, tiers in (
@@ -531,6 +537,7 @@ def test_compare(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert [row["ratio"] for row in found["runs"]] == [1, 1]
     assert "RUN... is missing" in failed(["compare"], capsys)
+    assert f"RUN... is {run_dir} alone: give" in failed(["compare", str(run_dir)], capsys)
     assert "nowhere" in failed(["compare", str(run_dir), "nowhere"], capsys)
 
 
@@ -667,13 +674,13 @@ def test_tokenize(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_info(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for argv in (["info", str(run_dir)], ["info", "--plan", "wikitext2"]):
+    for argv in (["info", str(run_dir)], ["info", "--plan", "wikitext2-10min"]):
         assert cli.main(argv) == 0
         out, err = capsys.readouterr()
         assert "non-embedding" in out
         assert "FLOPs per token" in out
         assert err == ""
-    assert cli.main(["info", "--plan", "wikitext2", "--json"]) == 0
+    assert cli.main(["info", "--plan", "wikitext2-10min", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["vocab_size"] == 33_278
 
 

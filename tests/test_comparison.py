@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from minigpt import comparison
+from minigpt import comparison, measurement
 from minigpt.checkpoint import Run
 from minigpt.comparison import Comparison, compare, ids_sha256
 from minigpt.config import TokenizerKind, UserError
@@ -174,8 +174,43 @@ def test_a_mistake_names_its_run(data: Path) -> None:
     assert [row.context for row in compare(runs).runs] == [T, T - 2]
     with pytest.raises(UserError, match=f"run short: context is {T}: it must lie between 1 and"):
         compare(runs, context=T)
-    with pytest.raises(UserError, match="runs to compare are missing"):
-        compare([])
+
+
+@pytest.mark.parametrize(("n", "there"), [(0, "are none"), (1, "is only one")])
+def test_fewer_than_two_are_refused(
+    n: int, there: str, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "measure", lambda *_, **__: pytest.fail("before it is scored"))
+    with pytest.raises(UserError, match=f"of runs to compare there {there}: give two or more"):
+        compare([run_of(data, "a")] * n)
+
+
+def test_windows_that_differ_are_told(data: Path) -> None:
+    runs = [run_of(data, "long"), run_of(data, "short", context_length=T - 2)]
+    assert "context/stride differ" in printed(compare(runs))
+    assert "context/stride differ" in printed(compare(runs, stride=5))
+    assert "context/stride" not in printed(compare(runs, context=5)).split("ratio: ")[1]
+    both_long = replace(compare(runs), runs=compare(runs).runs[:1] * 2)
+    assert "context/stride differ" not in printed(both_long)
+
+
+def test_without_train_words_have_no_price_and_leave_no_ratio(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(name: str) -> Any:
+        raise UserError(f"data {name} does not exist: check the path")
+
+    (tmp_path / "text.txt").write_text("w1 <unk> w3 w4\n", encoding="utf-8")
+    runs = [run_of(data, "a", size=43), run_of(data, "b", size=47)]
+    priced = compare(runs, text=tmp_path / "text.txt", by_word=True)
+    assert priced.runs[1].ratio is not None
+    assert "no figure per word" not in printed(priced)
+    monkeypatch.setattr(measurement, "open_corpus", gone)
+    compared = compare(runs, text=tmp_path / "text.txt", by_word=True)
+    assert [row.ratio for row in compared.runs] == [None, None]
+    assert "no figure per word" in printed(compared)
+    twins = compare([runs[0], runs[0]], text=tmp_path / "text.txt")
+    assert twins.runs[1].ratio == 1  # per token no price is asked for
 
 
 def test_ids_are_the_same_in_two_bytes_and_in_four() -> None:

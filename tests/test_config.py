@@ -25,7 +25,8 @@ from minigpt.config import (
 
 
 def test_the_presets_of_the_design_are_there_and_valid() -> None:
-    assert {"mini", "paper", "gpt2", "modern", "wikitext2", "quickstart"} <= set(preset_names())
+    assert {"mini", "paper", "gpt2", "modern", "quickstart"} < set(preset_names())
+    assert {"wikitext2-10min", "wikitext2-30min"} < set(preset_names())
     for name in preset_names():
         config = load_preset(name)
         assert config.model.resolved(33_278).vocab_size == 33_278
@@ -41,8 +42,8 @@ def test_mini_is_what_the_mission_asks_for() -> None:
 
 
 def test_an_unknown_preset_gets_a_suggestion() -> None:
-    with pytest.raises(UserError, match=r"preset wikitxt2 .*did you mean wikitext2\?"):
-        load_preset("wikitxt2")
+    with pytest.raises(UserError, match=r"preset wikitxt2-10min .*did you mean wikitext2-10min\?"):
+        load_preset("wikitxt2-10min")
 
 
 def test_configs_are_frozen() -> None:

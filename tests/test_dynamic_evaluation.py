@@ -10,7 +10,12 @@ import torch
 
 import minigpt.dynamic_evaluation
 from minigpt.config import UserError
-from minigpt.dynamic_evaluation import DynamicSettings, dynamic_token_nats, fit_dynamic
+from minigpt.dynamic_evaluation import (
+    DynamicSettings,
+    dynamic_at_ends,
+    dynamic_token_nats,
+    fit_dynamic,
+)
 from minigpt.evaluate import token_nats
 from tiny import MODELS, LargestTensor, T, V, make_model, random_ids
 
@@ -156,6 +161,23 @@ def test_fitting_finds_the_best_of_its_rates(monkeypatch):
     }
     assert best.rate == min(costs, key=costs.__getitem__)
     assert 0 < best.rate < 3
+
+
+def test_a_model_that_learning_would_harm_is_left_alone():
+    """Of ids drawn at random there is nothing to learn, and the rates that ship say so."""
+    model = make_model(MODELS["modern"])
+    model.output.table.data.zero_()  # every word is as likely as any other, and so they are
+    best = fit_dynamic(model, ids_of(57), EOS, context=T)
+    assert best.rate == 0
+    assert dynamic_at_ends(best) == {"rate": "lowest"}
+
+
+def test_a_rate_at_an_end_is_named(monkeypatch):
+    small_grid(monkeypatch, (0.0, 0.0001, 0.0002))
+    ids = np.tile(ids_of(19, vocab_size=23), 3)
+    best = fit_dynamic(make_model(MODELS["adaptive"]), ids, EOS, context=T)
+    assert dynamic_at_ends(best) == {"rate": "highest"}
+    assert dynamic_at_ends(replace(best, rate=0.0001)) == {}
 
 
 def test_fitting_reads_no_more_than_it_says(monkeypatch):

@@ -14,7 +14,7 @@ from tiny import T, make_run, write_articles
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_articles(tmp_path_factory.mktemp("articles"))
+    return write_articles(tmp_path_factory.mktemp("articles"), 11)
 
 
 def found(data: Path, kind: TokenizerKind, size: int, **options: Any) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def test_every_figure_is_printed(data: Path) -> None:
     assert row(lines, "bytes") == f"{figures['bytes']:,}"
     assert row(lines, "context") == f"{T}, stride 4: overlapping"
     assert row(lines, "sha256") == f"{figures['sha256']} of the text"
-    assert row(lines, "articles").startswith("8, drawn again 2,000 times")
+    assert row(lines, "articles").startswith("12, drawn again 2,000 times")
     intervals = [line for line in lines if line.startswith("  95% interval")]
     assert [line.split(maxsplit=2)[2].strip() for line in intervals] == [
         interval_text(figures["token_interval"]),
@@ -86,6 +86,18 @@ def test_what_is_missing_is_said(data: Path, tmp_path: Path) -> None:
     ] * 2
 
 
+def test_without_a_price_nothing_is_said_per_word(data: Path) -> None:
+    """Words that are read as <unk> look easy, and what they would cost is not known."""
+    figures = found(data, "wikitext", 43)
+    names = ("comparable_perplexity", "comparable_perplexity_at_least", "comparable_bits_per_byte")
+    gone = dict.fromkeys([*names, "unknown_words", "comparable_interval"])
+    lines = lines_of({**figures, **gone, "unpriced": "data d.txt does not exist: check the path"})
+    assert not any("per word" in line or "per byte" in line for line in lines)
+    assert not any(f"{figures['word_perplexity']:,.2f}" in line for line in lines[4:])
+    expected = "not known, train has no price for <unk>: data d.txt does not exist: check the path"
+    assert row(lines, "comparable") == expected
+
+
 @pytest.mark.parametrize("split", ["valid", "test"])
 def test_each_tier_has_a_column(split: str, data: Path) -> None:
     figures = found(data, "wikitext", 43, split=split)
@@ -94,18 +106,33 @@ def test_each_tier_has_a_column(split: str, data: Path) -> None:
         figures["tiers"][tier] = {
             **figures,
             "token_perplexity": perplexity,
+            "static_token_perplexity": figures["token_perplexity"] * (1 - i / 20),
+            "stride": 3 * i,
             "nats": 7.0 * i,
             "settings": {"first": 0.12345 * i, "second": 1_000 * i},
+            "settings_at_ends": {"first": "lowest", "second": "highest"} if i == 2 else {},
             "fitted_tokens": 20_011 * i,
         }
     lines = lines_of(figures)
     assert lines[2].split() == ["static", *TIERS]
     tokens = row(lines, "perplexity per token").split()
     assert len(tokens) == len(row(lines, "perplexity per word, comparable").split()) == 4
-    assert row(lines, "  against static").split() == ["-10.0%", "-20.0%", "-30.0%"]
+    static = [figures["tiers"][tier]["static_token_perplexity"] for tier in TIERS]
+    told = [f"{value:,.2f}" for value in static]
+    assert row(lines, "  static, in the same windows").split() == told
+    assert row(lines, "  against that").split() == ["-5.3%", "-11.1%", "-17.6%"]
+    assert row(lines, "stride").split() == [str(T), "3", "6", "9"]
     assert row(lines, "nats").split()[1:] == ["7.0", "14.0", "21.0"]
-    fitted = lines.index(next(line for line in lines if line.startswith("fitted on valid")))
-    assert lines[fitted].split()[3:] == ["first", "0.1235", "first", "0.2469", "first", "0.3704"]
+    fitted = lines.index(next(line for line in lines if line.startswith("best tried on valid")))
+    assert lines[fitted].split()[4:] == ["first", "0.1235", "first", "0.2469", "first", "0.3704"]
     assert lines[fitted + 1].split() == ["second", "1,000", "second", "2,000", "second", "3,000"]
-    assert row(lines, "  so many of its tokens").split() == ["20,011", "40,022", "60,033"]
+    tokens = ["20,011", "40,022", "60,033"]
+    assert row(lines, "  on so many of its tokens").split() == tokens
+    ends = lines.index(next(line for line in lines if line.startswith("  at an end of those tri")))
+    assert [lines[ends].split()[6:], lines[ends + 1].split()] == [
+        ["first:", "the", "lowest"],
+        ["second:", "the", "highest"],
+    ]
+    figures["tiers"]["cache"]["settings_at_ends"] = {}
+    assert not any("at an end of" in line for line in lines_of(figures))
     assert ("which is this text" in row(lines, "columns")) == (split == "valid")

@@ -317,6 +317,25 @@ def test_no_figure_comes_from_a_model_that_has_diverged() -> None:
 # --- heads switched off ---
 
 
+def test_window_nats_are_doubled_on_the_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Mac's graphics chip has no float64: what comes from the model must first come home."""
+    at_home: list[Tensor] = []
+    real_cpu, real_double = Tensor.cpu, Tensor.double
+
+    def cpu(tensor: Tensor) -> Tensor:
+        at_home.append(real_cpu(tensor))
+        return at_home[-1]
+
+    def double(tensor: Tensor) -> Tensor:
+        assert any(tensor is known for known in at_home)
+        return real_double(tensor)
+
+    monkeypatch.setattr(Tensor, "cpu", cpu)
+    monkeypatch.setattr(Tensor, "double", double)
+    window_nats(make_model(MODELS["gpt2"]), random_ids(2, T + 1))
+    assert at_home
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_window_nats_are_those_of_evaluation(name: str) -> None:
     model, ids = make_model(MODELS[name]), random_ids(3, T + 1)

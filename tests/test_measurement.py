@@ -25,7 +25,7 @@ KINDS: dict[TokenizerKind, int] = {"wikitext": 0, "basic_english": 0, "bpe": 290
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_articles(tmp_path_factory.mktemp("articles"))
+    return write_articles(tmp_path_factory.mktemp("articles"), 11)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_figures_are_those_of_evaluate(kind: TokenizerKind, data: Path) -> None:
         "level": 0.95,
         "resamples": 2_000,
         "seed": 1,
-        "articles": 8,
+        "articles": 12,
         "missing": None,
     }
     for figure in ("token", "comparable"):
@@ -160,6 +160,8 @@ def fake_tiers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
             calls.append((f"score {name}", len(ids)))
             assert given is expected
             context = sizes.pop("context")
+            if isinstance(given, DynamicSettings):
+                sizes["stride"] = given.segment
             return token_nats(model, ids, eos_id, context=context, **sizes) + np.float32(more)
 
         return of
@@ -199,13 +201,67 @@ def test_tiers_are_fitted_on_valid_and_stand_beside(
         assert column["fitted_on"] == "valid"
         assert column["fitted_tokens"] == (13 if tier == "dynamic" else n_valid)
         assert f"{column['fitted_tokens']:,} tokens of valid" in told[more - 1]
-        if tier == "dynamic" and stride != T:
+        if tier == "dynamic":
             continue  # its segment is its stride
+        assert column["stride"] == stride
+        assert column["static_token_perplexity"] == found["token_perplexity"]
         for figure in ("token_perplexity", "comparable_perplexity"):
             assert column[figure] == pytest.approx(found[figure] * math.exp(more), rel=1e-5)
         for figure in ("token_interval", "comparable_interval"):
             expected = [end * math.exp(more) for end in found[figure]]
             assert column[figure] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("stride", [T, 3, 5])
+def test_a_tier_is_told_against_the_same_windows(
+    stride: int, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What shorter strides are worth is no merit of a tier: a factor of exp(3), and no other."""
+    fake_tiers(monkeypatch)  # whose segments are of 5
+    passes: list[int] = []
+
+    def counted(*args: Any, **sizes: int) -> Any:
+        passes.append(sizes["stride"])
+        return token_nats(*args, **sizes)
+
+    monkeypatch.setattr(measurement, "token_nats", counted)
+    found = measure(run, "test", stride=stride, tiers=TIERS).to_json()
+    dynamic = found["tiers"]["dynamic"]
+    ids, eos_id = ids_of(run, "test"), run.tokenizer.eos_id
+    static = token_nats(run.model, ids, eos_id, context=T, stride=5).mean(dtype=np.float64)
+    assert (found["stride"], dynamic["stride"]) == (stride, 5)
+    assert dynamic["static_token_perplexity"] == pytest.approx(math.exp(static))
+    ratio = dynamic["token_perplexity"] / dynamic["static_token_perplexity"]
+    assert ratio == pytest.approx(math.exp(3), rel=1e-5)
+    if stride != 5:
+        assert dynamic["static_token_perplexity"] != pytest.approx(found["token_perplexity"])
+    # Twice where the strides differ, and once where they do not.
+    assert sorted(passes) == sorted({stride, 5})
+
+
+def test_settings_at_the_end_of_what_was_tried_are_told(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_tiers(monkeypatch)
+    tiers = measure(run, tiers=TIERS).to_json()["tiers"]
+    assert tiers["temperature"]["settings_at_ends"] == tiers["cache"]["settings_at_ends"] == {}
+    assert tiers["dynamic"]["settings_at_ends"] == {"rate": "highest"}
+    best = CacheSettings(3, 34.0, 0.1)
+    monkeypatch.setattr(measurement, "fit_cache", lambda *_, **__: best)
+    monkeypatch.setattr(
+        measurement, "cached_token_nats", lambda m, ids, *_, **__: np.ones(len(ids), np.float32)
+    )
+    tiers = measure(run, tiers=("cache",)).to_json()["tiers"]
+    assert tiers["cache"]["settings_at_ends"] == {"flatness": "highest"}
+
+
+def test_a_tier_that_there_is_not_is_a_users_error(run: Run) -> None:
+    with pytest.raises(
+        UserError, match=r"tiers are \('cache', 'cahce'\): they must be among \('te"
+    ):
+        measure(run, tiers=("cache", "cahce"))  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="tiers are 'cache': they must be among"):
+        measure(run, tiers="cache")  # type: ignore[arg-type]
 
 
 def test_the_real_tiers_cost_no_more_on_the_text_that_they_were_fitted_on(cut: Run) -> None:
@@ -221,6 +277,7 @@ def test_the_real_tiers_cost_no_more_on_the_text_that_they_were_fitted_on(cut: R
     assert tiers["cache"]["nats"] <= found["nats"] * (1 + 1e-6)
     assert math.isfinite(tiers["dynamic"]["nats"])
     assert tiers["dynamic"]["nats"] != found["nats"]
+    assert (found["stride"], tiers["dynamic"]["stride"]) == (T, T // 2)
     assert cut.model.training is False
 
 
@@ -299,6 +356,7 @@ def test_odd_texts_have_a_right_figure(
     assert found["bytes"] == len(text.removesuffix("\n").encode()) + 1
     assert found["token_interval"] is None
     assert "the text has 1 article (" in found["intervals"]["missing"]
+    assert found["unpriced"] is None
     if kind in ("wikitext", "basic_english"):  # which have never seen a word of it
         unknown = found["unknown_words"]
         assert unknown["n_unseen"] == unknown["n_unknown"] > 0
@@ -341,17 +399,60 @@ def test_a_text_that_is_not_there_is_a_users_error(run: Run, data: Path, tmp_pat
         measure(classic, text=tmp_path / "marks.txt")
 
 
-def test_a_run_that_spells_needs_its_data_for_tiers_alone(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = make_run(Path("runs/c"), data, "char")
-    path = tmp_path / "text.txt"
-    path.write_text("w1 w2\n", encoding="utf-8")
+def without_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take away what runs learned from, as on the machine of somebody who was sent one."""
 
     def gone(name: str) -> Any:
         raise UserError(f"data {name} does not exist: check the path")
 
     monkeypatch.setattr(measurement, "open_corpus", gone)
-    assert measure(run, text=path).to_json()["comparable_perplexity"] > 1
-    with pytest.raises(UserError, match="does not exist"):
-        measure(run, text=path, tiers=("cache",))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_without_unknown_words_needs_nothing_but_itself(
+    kind: TokenizerKind, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(Path("runs/c"), data, kind, KINDS[kind])
+    path = tmp_path / "text.txt"
+    path.write_text("w1 w2\n", encoding="utf-8")
+    expected = measure(run, text=path).to_json()
+    without_corpus(monkeypatch)
+    assert measure(run, text=path).to_json() == expected
+    assert expected["comparable_perplexity"] > 1
+    message = f"dynamic is fitted on valid of {data}, which is not here: data .* does not exist"
+    with pytest.raises(UserError, match=message):
+        measure(run, text=path, tiers=("dynamic", "cache"))
+
+
+@pytest.mark.parametrize("kind", ["wikitext", "basic_english"])
+def test_without_train_no_unknown_word_has_a_price(
+    kind: TokenizerKind, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(Path("runs/u"), data, kind, 43)
+    path = tmp_path / "text.txt"
+    path.write_bytes((data / "test.txt").read_bytes())
+    priced = measure(run, text=path).to_json()
+    assert priced["comparable_perplexity"] > priced["token_perplexity"]
+    without_corpus(monkeypatch)
+    measured = measure(run, text=path)
+    assert not measured.names_every_word
+    found = measured.to_json()
+    assert found["unpriced"] == f"data {data} does not exist: check the path"
+    missing = [name for name in found if name.startswith("comparable_")] + ["unknown_words"]
+    assert len(missing) == 5
+    assert {name: found[name] for name in missing} == dict.fromkeys(missing)
+    same = set(found) - {*missing, "unpriced"}
+    assert {name: found[name] for name in same} == {name: priced[name] for name in same}
+
+
+def test_articles_without_tokens_are_counted_nowhere(data: Path, tmp_path: Path) -> None:
+    """What stands before the first title is an article, here of quotation marks alone."""
+    run, path = make_run(Path("runs/q"), data, "basic_english"), tmp_path / "text.txt"
+    for n in (9, 10):
+        articles = "".join(f"\n = Title w{i} = \n\nw{i} .\n" for i in range(n))
+        path.write_text(f'" "\n{articles}', encoding="utf-8")
+        measured = measure(run, text=path)
+        found = measured.to_json()
+        assert (len(measured.articles), found["intervals"]["articles"]) == (n + 1, n)
+        assert (found["token_interval"] is None) == (n == 9)
+        assert ("the text has 9 articles (" in str(found["intervals"]["missing"])) == (n == 9)

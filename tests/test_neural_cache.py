@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import minigpt.neural_cache
 from minigpt.config import UserError
 from minigpt.evaluate import token_nats
-from minigpt.neural_cache import CacheSettings, cached_token_nats, fit_cache
+from minigpt.neural_cache import CacheSettings, cache_at_ends, cached_token_nats, fit_cache
 from tiny import MODELS, B, LargestTensor, T, V, make_model, random_ids
 
 EOS = 3
@@ -151,6 +151,49 @@ def test_fitting_finds_the_best_of_its_grid(monkeypatch):
 def test_where_nothing_comes_back_the_cache_gets_no_weight():
     model, ids = make_model(MODELS["modern"]), np.arange(V, dtype=np.uint16)
     assert fit_cache(model, ids, EOS, context=T).weight == 0
+
+
+@pytest.mark.parametrize(
+    ("flatness", "weight", "ends"),
+    [
+        (12.0, 0.1, {}),
+        (6.0, 0.1, {"flatness": "lowest"}),
+        (34.0, 0.1, {"flatness": "highest"}),
+        (34.0, 0.6, {"flatness": "highest", "weight": "highest"}),
+        (12.0, 0.0, {"weight": "lowest"}),
+        (6.0, 0.0, {"weight": "lowest"}),  # nobody listens, so any flatness is as good
+    ],
+)
+def test_settings_at_an_end_of_the_grid_are_named(flatness, weight, ends):
+    assert cache_at_ends(CacheSettings(4_000, flatness, weight)) == ends
+
+
+def test_a_cache_that_would_like_to_be_sharper_says_so(monkeypatch):
+    monkeypatch.setattr(minigpt.neural_cache, "_FLATNESSES", (0.0, 0.5, 1.0))
+    monkeypatch.setattr(minigpt.neural_cache, "_WEIGHTS", (0.0, 0.2, 0.4))
+    model = make_model(MODELS["modern"])
+    ids = np.tile(ids_of(2 * T), 9)  # the same places, word for word
+    best = fit_cache(model, ids, EOS, context=T)
+    assert cache_at_ends(best) == {"flatness": "highest", "weight": "highest"}
+
+
+def test_float64_is_made_on_the_cpu_alone(monkeypatch):
+    """A Mac's graphics chip has none: what comes from the model must first come home."""
+    at_home: list[torch.Tensor] = []
+    real_cpu, real_double = torch.Tensor.cpu, torch.Tensor.double
+
+    def cpu(tensor):
+        at_home.append(real_cpu(tensor))
+        return at_home[-1]
+
+    def double(tensor):
+        assert any(tensor is known for known in at_home)
+        return real_double(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "cpu", cpu)
+    monkeypatch.setattr(torch.Tensor, "double", double)
+    fit_cache(make_model(MODELS["adaptive"]), ids_of(3 * T), EOS, context=T)
+    assert at_home
 
 
 def test_it_leaves_no_trace():

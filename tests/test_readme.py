@@ -139,7 +139,7 @@ def test_what_is_said_of_the_heads_is_what_was_measured(path: Path) -> None:
 
 def test_the_head_that_finds_the_verb_does_so_as_often_as_is_said() -> None:
     page = (ROOT / "docs" / "experiments.md").read_text("utf-8")
-    (path,) = [path for path in HEADS if path.stem.startswith("wikitext2")]
+    (path,) = [path for path in HEADS if path.stem.startswith("adaptive")]
     verb = json.loads(path.read_text("utf-8"))["relations"]["verb_object"]
     ((layer, head),) = [
         (i, j) for i, of_layer in enumerate(verb["tracks"]) for j, it in enumerate(of_layer) if it

@@ -37,7 +37,8 @@ from minigpt.config import TokenizerConfig, load_preset
 from minigpt.corpus import available_offline, open_corpus
 from minigpt.data import fit_tokenizer, prepare
 from minigpt.events import Finished, Started, Stepped, Validated
-from minigpt.info import figure_rows, figures, size_rows, sizes
+from minigpt.figures import figure_rows, figures
+from minigpt.info import size_rows, sizes
 from minigpt.report import Report
 
 plt.rcParams.update({"figure.dpi": 72, "axes.spines.top": False, "axes.spines.right": False})
@@ -339,7 +340,7 @@ table(["file", "bytes", "what it is for"], rows)
 # does not lead to facts, to a subject kept for more than a few words, or to a role for each head.
 # Those need more steps, and there is no trick to it:
 #
-# `minigpt train wikitext2 --minutes 10`
+# `minigpt train wikitext2-10min`
 #
 # takes the perplexity to about 127 (two cores, seeds 1 and 2: see
 # [experiments](../../docs/experiments.md)), and a night takes it further. What ten minutes cannot

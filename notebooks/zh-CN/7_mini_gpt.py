@@ -36,7 +36,8 @@ from minigpt.config import TokenizerConfig, load_preset
 from minigpt.corpus import available_offline, open_corpus
 from minigpt.data import fit_tokenizer, prepare
 from minigpt.events import Finished, Started, Stepped, Validated
-from minigpt.info import figure_rows, figures, size_rows, sizes
+from minigpt.figures import figure_rows, figures
+from minigpt.info import size_rows, sizes
 from minigpt.report import Report
 
 plt.rcParams.update({"figure.dpi": 72, "axes.spines.top": False, "axes.spines.right": False})
@@ -327,7 +328,7 @@ table(["file", "bytes", "what it is for"], rows)
 # 取决于机器。它学不到事实，讲一件事坚持不了几个词，也不会让每个头各司其职。这些都需要更多的步数，
 # 没有什么窍门：
 #
-# `minigpt train wikitext2 --minutes 10`
+# `minigpt train wikitext2-10min`
 #
 # 能把困惑度降到大约 127（两个核，种子 1 和 2：见[实验记录](../../docs/experiments.md)），
 # 训练一夜还会更低。但十分钟同样学不会*言之有物*：那需要的文本，两百万词只是它的千分之一。

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minigpt.api import attention, compare, evaluate, generate, heads, load, train
+    from minigpt.api import attention, compare, evaluate, generate, heads, load, measure, train
     from minigpt.attention_maps import AttentionMaps
     from minigpt.checkpoint import Run
     from minigpt.comparison import Comparison
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from minigpt.evaluate import Score
     from minigpt.generate import Sampling
     from minigpt.head_roles import HeadRoles
+    from minigpt.measurement import Measurement
     from minigpt.model import MiniGPT
     from minigpt.tokenizer import Tokenizer
 
@@ -35,6 +36,7 @@ _HOMES = {
     "load": "api",
     "train": "api",
     "evaluate": "api",
+    "measure": "api",
     "compare": "api",
     "generate": "api",
     "attention": "api",
@@ -42,6 +44,7 @@ _HOMES = {
     "AttentionMaps": "attention_maps",
     "Comparison": "comparison",
     "HeadRoles": "head_roles",
+    "Measurement": "measurement",
     "Config": "config",
     "ModelConfig": "config",
     "OptimConfig": "config",
@@ -59,6 +62,7 @@ __all__ = [
     "Comparison",
     "Config",
     "HeadRoles",
+    "Measurement",
     "MiniGPT",
     "ModelConfig",
     "OptimConfig",
@@ -74,6 +78,7 @@ __all__ = [
     "generate",
     "heads",
     "load",
+    "measure",
     "train",
 ]
 

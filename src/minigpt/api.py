@@ -2,6 +2,14 @@
 
     run = minigpt.train("mini", "runs/first", minutes=5, model={"d_model": 128})
     run = minigpt.load("runs/first")
+    minigpt.evaluate(run).token_perplexity            # a `Score`, no more
+
+What `minigpt evaluate` prints, with its intervals and a column for each tier, is a `Measurement`:
+
+    measured = minigpt.measure(run, "test", tiers=("cache",))
+    measured.static.score.token_perplexity            # and measured.tiers["cache"].score
+    measured.intervals(measured.static)               # {"token_interval": [low, high], …}
+    measured.to_json()                                # all of it, as with --json
 
 Nothing is computed here; each function puts the modules below it in a row.
 """
@@ -23,6 +31,8 @@ from minigpt.events import Event
 from minigpt.generate import Sampling, generate_text
 from minigpt.head_roles import HeadRoles, measure_heads
 from minigpt.machine import choose_device
+from minigpt.measurement import Measurement, Tier
+from minigpt.measurement import measure as measure_run
 from minigpt.report import Report
 from minigpt.train import train as train_config
 
@@ -82,23 +92,47 @@ def evaluate(
     )
 
 
+def measure(
+    run: Run,
+    split: Split = "valid",
+    *,
+    text: str | Path | None = None,
+    context: int | None = None,
+    stride: int | None = None,
+    tiers: Sequence[Tier] = (),
+) -> Measurement:
+    """Score a run's model as `evaluate` does, and say all that `minigpt evaluate` prints of it.
+
+    text    score the whole of this text file instead
+    context, stride   as for `evaluate`
+    tiers   columns more, each fitted on valid: temperature, cache, dynamic
+    Raises UserError for sizes out of range, an empty text, and data that cannot be had.
+    """
+    _require_run(run)
+    return measure_run(run, split, text=_path(text), context=context, stride=stride, tiers=tiers)
+
+
 def compare(
     runs: Sequence[Run],
     split: Split = "valid",
     *,
+    text: str | Path | None = None,
     context: int | None = None,
     stride: int | None = None,
     by_word: bool = False,
 ) -> Comparison:
     """Score runs on one split and put them side by side, as ratios to the first with intervals.
 
+    text      score the whole of this text file instead
     context, stride   as for `evaluate`
     by_word   compare per word alone, so that their tokens may differ
     Raises UserError, before anything is scored, where texts differ, or tokens without by_word.
     """
     for run in runs:
         _require_run(run)
-    return compare_runs(runs, split, context=context, stride=stride, by_word=by_word)
+    return compare_runs(
+        runs, split, text=_path(text), context=context, stride=stride, by_word=by_word
+    )
 
 
 def generate(run: Run, prompt: str = "", **sampling: Any) -> str:
@@ -129,6 +163,10 @@ def heads(run: Run, split: Split = "valid", *, n_tokens: int | None = None) -> H
     _require_run(run)
     stream = prepare(open_corpus(run.config.data), split, run.tokenizer)
     return measure_heads(run.model, run.tokenizer, stream.ids, n_tokens=n_tokens)
+
+
+def _path(text: str | Path | None) -> Path | None:
+    return None if text is None else Path(text)
 
 
 def _require_run(run: Run) -> None:

@@ -28,6 +28,7 @@ from minigpt.model import MiniGPT
 from minigpt.tokenizer import Tokenizer
 
 TOLERANCE = 1e-4  # float32, a few dozen products deep, logits of size 1
+BFLOAT16_TOLERANCE = 0.1  # three digits, and what is lost adds up
 
 _TEXT = (
     " = A title = ",
@@ -107,6 +108,13 @@ def _check_model(model: MiniGPT, prefix: str = "") -> Iterator[Check]:
         for path, read in _paths(model).items():
             yield _check_causality(f"{prefix}causal, {path} attention", read, ids)
         yield _check_equal(f"{prefix}taught = fast attention", _taught(model), model, ids)
+        yield _check_equal(
+            f"{prefix}bfloat16 = fast attention, nearly",
+            _in_bfloat16(model),
+            model,
+            ids,
+            BFLOAT16_TOLERANCE,
+        )
         yield _check_equal(f"{prefix}cached = uncached logits", _cached(model), model, ids)
         yield _check_sum(f"{prefix}probabilities sum to 1", model, ids)
     yield _check_generation(f"{prefix}cached = uncached text", model)
@@ -117,9 +125,10 @@ def _check_sum(name: str, model: MiniGPT, ids: Tensor) -> Check:
     hidden = model.hidden(ids)[0, -1:]  # (1, D)
     words = torch.arange(model.config.vocab_size, device=ids.device)
     _, nats = model.output.nats(hidden.expand(len(words), -1), words)  # (V,)
-    off = abs(nats.double().neg().exp().sum().item() - 1)
+    # First to the CPU: the graphics chip of a Mac has no float64.
+    off = abs(nats.cpu().double().neg().exp().sum().item() - 1)
     if model.config.output == "adaptive":  # its logits claim to be log-probabilities
-        off = max(off, abs(model.output(hidden).double().exp().sum().item() - 1))
+        off = max(off, abs(model.output(hidden).cpu().double().exp().sum().item() - 1))
     return Check(name, off < TOLERANCE, f"off by {off:.1e}")
 
 
@@ -133,13 +142,28 @@ def _random_ids(model: MiniGPT) -> Tensor:
 
 def _paths(model: MiniGPT) -> dict[str, Read]:
     """Return, by name, each way to get the logits (1, T, V) of ids (1, T)."""
-    return {"fast": model, "taught": _taught(model), "cached": _cached(model)}
+    return {
+        "fast": model,
+        "taught": _taught(model),
+        "cached": _cached(model),
+        "bfloat16": _in_bfloat16(model),
+    }
 
 
 def _taught(model: MiniGPT) -> Read:
     def read(ids: Tensor) -> Tensor:
         with recorded(model):
             return model(ids)  # type: ignore[no-any-return]
+
+    return read
+
+
+def _in_bfloat16(model: MiniGPT) -> Read:
+    """Read with products in bfloat16: on a CPU, attention is then done in one piece."""
+
+    def read(ids: Tensor) -> Tensor:
+        with torch.autocast(ids.device.type, torch.bfloat16):
+            return model(ids).float()  # type: ignore[no-any-return]
 
     return read
 
@@ -171,11 +195,13 @@ def _check_causality(name: str, read: Read, ids: Tensor) -> Check:
     return Check(name, passed, f"earlier logits moved by {before:.1e}, later ones by {after:.1e}")
 
 
-def _check_equal(name: str, read: Read, reference: Read, ids: Tensor) -> Check:
+def _check_equal(
+    name: str, read: Read, reference: Read, ids: Tensor, tolerance: float = TOLERANCE
+) -> Check:
     expected = reference(ids)
     apart = (read(ids) - expected).abs().max().item()
     scale = max(1.0, expected.abs().max().item())
-    return Check(name, apart <= TOLERANCE * scale, f"logits differ by {apart:.1e} at most")
+    return Check(name, apart <= tolerance * scale, f"logits differ by {apart:.1e} at most")
 
 
 def _check_generation(name: str, model: MiniGPT) -> Check:

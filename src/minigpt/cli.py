@@ -217,7 +217,7 @@ def _train(args: list[str]) -> int:
     end = report.finished
     assert end is not None
     if end.valid is not None:  # else it was stopped before its first validation
-        from minigpt.info import figure_rows, figures
+        from minigpt.figures import figure_rows, figures
 
         context = run.config.model.context_length
         stream = _stream(run, "valid")
@@ -257,8 +257,9 @@ def _evaluate(args: list[str]) -> int:
 
 def _compare(args: list[str]) -> int:
     options = parse(CompareOptions, args, "minigpt compare")
-    if not options.runs:
-        raise UserError("RUN... is missing: give the folders of two runs or more")
+    if len(options.runs) < 2:
+        given = f"is {options.runs[0]} alone" if options.runs else "is missing"
+        raise UserError(f"RUN... {given}: give the folders of two runs or more")
     from minigpt.comparison import compare
 
     comparison = compare(

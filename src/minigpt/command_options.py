@@ -69,7 +69,7 @@ class EvaluateOptions:
     cache), as much as suits valid best."""
     dynamic: Switch = False
     """A column more: the model goes on learning from what it has been scored on (dynamic
-    evaluation), as fast as suits the beginning of valid best."""
+    evaluation), as fast as suits the beginning of valid best; its stride is half the context."""
     batch_size: int = 16
     """Windows computed together. It does not change the figures."""
     device: str = "auto"

@@ -112,6 +112,7 @@ class Comparison:
         )
 
     def _notes(self) -> Text:
+        """Say what a ratio is, how its interval came about, and what runs do not share."""
         unit = "words" if self.by_word else "tokens"
         missing = why_no_interval(self.n_articles)
         drawn = (
@@ -122,7 +123,18 @@ class Comparison:
                 "same for both"
             )
         )
-        return Text(f"ratio: perplexity over the first run's, by {unit}; {drawn}")
+        notes = [f"ratio: perplexity over the first run's, by {unit}; {drawn}"]
+        if len({(run.context, run.stride) for run in self.runs}) > 1:
+            notes.append(
+                "context/stride differ, and with them how much each run may look back at: for the "
+                "same give --context and --stride"
+            )
+        if any(run.word_perplexity is None for run in self.runs):
+            notes.append(
+                "no figure per word: words that are read as <unk> and are not in train, or train "
+                "is not here"
+            )
+        return Text("\n".join(notes))
 
 
 def _cell(value: float | None, form: str) -> str:
@@ -148,15 +160,7 @@ def compare(
     Others as for `measure`. Raises UserError, before anything is scored, where texts or tokens
     differ.
     """
-    if not runs:
-        raise UserError("runs to compare are missing: give two or more")
-    first, *others = (_Read(run, *open_stream(run, split, text)) for run in runs)
-    for other in others:
-        _require_one_text(first, other)
-        if by_word:
-            _require_one_kind_of_word(first, other)
-        else:
-            _require_same_tokens(first, other)
+    _require_comparable(runs, split, text, by_word=by_word)
     measured: list[Measurement] = []
     for run in runs:
         say(f"scoring {run.path}")
@@ -172,10 +176,26 @@ def compare(
         runs=[_row(each, measured[0], by_word=by_word) for each in measured],
         data=measured[0].source,
         split=measured[0].split,
-        sha256=first.stream.sha256,
+        sha256=measured[0].stream.sha256,
         by_word=by_word,
-        n_articles=len(measured[0].articles),
+        n_articles=measured[0].articles.n_drawn,
     )
+
+
+def _require_comparable(
+    runs: Sequence[Run], split: Split, text: Path | None, *, by_word: bool
+) -> None:
+    """Raise UserError unless there are runs to compare, and what they read can be compared."""
+    if len(runs) < 2:
+        given = "is only one" if runs else "are none"
+        raise UserError(f"of runs to compare there {given}: give two or more")
+    first, *others = (_Read(run, *open_stream(run, split, text)) for run in runs)
+    for other in others:
+        _require_one_text(first, other)
+        if by_word:
+            _require_one_kind_of_word(first, other)
+        else:
+            _require_same_tokens(first, other)
 
 
 class _Read(NamedTuple):
@@ -257,7 +277,7 @@ def _ratio(
     measured: Measurement, first: Measurement, *, by_word: bool
 ) -> tuple[float | None, list[float] | None]:
     """Return a run's perplexity over the first one's, and the interval of that."""
-    if by_word and (measured.articles.naming.n_unseen or first.articles.naming.n_unseen):
+    if by_word and not (measured.names_every_word and first.names_every_word):
         return None, None  # a lower bound over another one is neither
     losses, samples = zip(*(_losses(m, by_word=by_word) for m in (measured, first)), strict=True)
     ratio = perplexity(losses[0] - losses[1])

@@ -1,7 +1,7 @@
 """What `minigpt evaluate` prints: a column for each way of scoring, and below what all depend on.
 
 In: what `Measurement.to_json` gave. Out: tables for rich. Nothing is computed here but the change
-against the static model.
+against the static model in the same windows.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from minigpt.info import condition_rows, names_words, peers
+from minigpt.figures import condition_rows, names_words, peers
 
 Figures = Mapping[str, Any]
 
@@ -53,14 +53,16 @@ def _columns(figures: Figures) -> Table:
         table.add_row(Text(label), *(Text(cell) for cell in cells))
 
     add("perplexity per token", [f"{column['token_perplexity']:,.2f}" for column in columns])
-    if tiers:
-        add("  against static", ["", *(_change(tier, figures) for tier in tiers.values())])
     add(level, [interval_text(column["token_interval"]) for column in columns])
+    if tiers:
+        static = [f"{tier['static_token_perplexity']:,.2f}" for tier in tiers.values()]
+        add("  static, in the same windows", ["", *static])
+        add("  against that", ["", *map(_change, tiers.values())])
     # No capitals, or one <unk> for all rare words: per word that would look better than it is.
     if names_words(figures):
         add("perplexity per word, comparable", [_named(column) for column in columns])
         add(level, [interval_text(column["comparable_interval"]) for column in columns])
-    elif figures["tokenizer"] != "basic_english":
+    elif figures["tokenizer"] != "basic_english" and not figures["unpriced"]:
         add("perplexity per word", [f"{column['word_perplexity']:,.2f}" for column in columns])
         add(level, [interval_text(column["comparable_interval"]) for column in columns])
     if figures["comparable_bits_per_byte"] is not None:
@@ -68,14 +70,17 @@ def _columns(figures: Figures) -> Table:
         add("bits per byte", [f"{value:.4f}" for value in bits])
     add("nats", [f"{column['nats']:,.1f}" for column in columns])
     if tiers:
-        add("fitted on valid", ["", *(_settings(tier["settings"]) for tier in tiers.values())])
+        add("stride", [f"{column['stride']:,}" for column in columns])
+        add("best tried on valid", ["", *(_settings(tier["settings"]) for tier in tiers.values())])
         tokens = [f"{tier['fitted_tokens']:,}" for tier in tiers.values()]
-        add("  so many of its tokens", ["", *tokens])
+        add("  on so many of its tokens", ["", *tokens])
+    if any(tier["settings_at_ends"] for tier in tiers.values()):
+        add("  at an end of those tried", ["", *map(_ends, tiers.values())])
     return table
 
 
-def _change(tier: Figures, static: Figures) -> str:
-    return f"{tier['token_perplexity'] / static['token_perplexity'] - 1:+.1%}"
+def _change(tier: Figures) -> str:
+    return f"{tier['token_perplexity'] / tier['static_token_perplexity'] - 1:+.1%}"
 
 
 def _named(column: Figures) -> str:
@@ -87,6 +92,12 @@ def _named(column: Figures) -> str:
 def _settings(settings: Mapping[str, float]) -> str:
     """Return the settings of a tier, one a line."""
     return "\n".join(f"{name} {value:,.4g}" for name, value in settings.items())
+
+
+def _ends(tier: Figures) -> str:
+    """Return the settings beyond which nothing was tried, one a line."""
+    ends = tier["settings_at_ends"].items()
+    return "\n".join(f"{name}: the {end}" for name, end in ends)
 
 
 def _conditions(figures: Figures) -> Table:
@@ -106,6 +117,10 @@ def _conditions(figures: Figures) -> Table:
     ]
     if names_words(figures):
         rows.append(("comparable", peers(figures)))
+    elif figures["unpriced"]:
+        rows.append(
+            ("comparable", f"not known, train has no price for <unk>: {figures['unpriced']}")
+        )
     if any(figures["tiers"].values()):
         rows.append(("columns", _about_tiers(figures)))
     table = table_of("", "", left=2)
@@ -116,7 +131,10 @@ def _conditions(figures: Figures) -> Table:
 
 
 def _about_tiers(figures: Figures) -> str:
-    text = "only the static one stands beside static figures; settings are fitted on valid"
+    text = (
+        "only the static one stands beside static figures, each has the stride that stands above; "
+        "settings are the best of those tried on valid"
+    )
     if figures["split"] == "valid":
         text += ", which is this text: for a figure to report, score test"
     return text

@@ -373,5 +373,6 @@ def window_nats(model: MiniGPT, windows: Tensor) -> Tensor:
             ids = batch.to(device)
             hidden = model.hidden(ids[:, :-1])  # (B, T, D)
             _, of_each = model.output.nats(hidden.flatten(0, 1), ids[:, 1:].flatten())
-            nats.append(of_each.view(-1, n_tokens).double().mean(1).cpu())
+            # First to the CPU: the graphics chip of a Mac has no float64.
+            nats.append(of_each.view(-1, n_tokens).cpu().double().mean(1))
     return finite(torch.cat(nats), "loss")

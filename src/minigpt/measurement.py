@@ -10,14 +10,15 @@ tokens, which no static figure may stand beside without saying so:
     dynamic       the model goes on learning from what it has been scored on
 
 Settings of a tier are fitted on valid, every time anew, and never on test: on the whole of it, but
-for dynamic, which reads too slowly, on its first FITTED_ON_AT_MOST tokens. Of the nats of single
-tokens nothing is kept but their sums over articles.
+for dynamic, which reads too slowly, on its first FITTED_ON_AT_MOST tokens. What a tier gains is
+told against the static model in the same windows: dynamic's are half as far apart, which is worth
+much by itself. Of the nats of single tokens nothing is kept but their sums over articles.
 
 A articles · T context
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -26,14 +27,20 @@ from numpy.typing import NDArray
 
 from minigpt.articles import Articles, count_articles, interval, resampled_losses, resampling
 from minigpt.checkpoint import Run
+from minigpt.config import UserError, require
 from minigpt.corpus import Corpus, Split, open_corpus, open_text
 from minigpt.data import TokenStream, prepare
-from minigpt.dynamic_evaluation import FITTED_ON_AT_MOST, dynamic_token_nats, fit_dynamic
+from minigpt.dynamic_evaluation import (
+    FITTED_ON_AT_MOST,
+    dynamic_at_ends,
+    dynamic_token_nats,
+    fit_dynamic,
+)
 from minigpt.evaluate import Score, nats_by_context, perplexity, token_nats
-from minigpt.info import convention, figures, score_figures
-from minigpt.neural_cache import cached_token_nats, fit_cache
+from minigpt.figures import by_context_length, by_position, convention, figures, score_figures
+from minigpt.neural_cache import cache_at_ends, cached_token_nats, fit_cache
 from minigpt.temperature import fit_temperature, tempered_token_nats
-from minigpt.unknown_words import UnknownWords
+from minigpt.unknown_words import UnknownCost, UnknownWords
 
 Tier = Literal["temperature", "cache", "dynamic"]
 TIERS: tuple[Tier, ...] = ("temperature", "cache", "dynamic")
@@ -48,36 +55,60 @@ class Windows(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Fitted:
+    """How a tier was set on valid, and what its figure is to be told against."""
+
+    settings: dict[str, Any]
+    at_ends: dict[str, str]
+    """Settings that are the lowest or the highest of those tried: there may be better ones."""
+    n_tokens: int
+    """So many of the first tokens of valid."""
+    static: Score
+    """The static model's, at the stride of the tier."""
+
+
+@dataclass(frozen=True, eq=False)  # == of arrays is no truth value
 class Column:
     """What a text costs under one way of scoring."""
 
     score: Score
-    article_nats: NDArray[np.float64]
+    stride: int
+    article_nats: NDArray[np.float64] = field(repr=False)
     """(A,)"""
-    settings: dict[str, Any]
-    """Of a tier, as fitted on valid."""
-    fitted_tokens: int
-    """So many of the first tokens of valid, 0 for the static model."""
+    fitted: Fitted | None = None
+    """None for the static model."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Measurement:
     """What there is to say about a run on a text."""
 
-    run: Run
+    run: Run = field(repr=False)
     split: Split | None
     """None: a file that is none of the run's own splits"""
     source: str
     """Which corpus or file the text is."""
-    stream: TokenStream
+    stream: TokenStream = field(repr=False)
     windows: Windows
-    articles: Articles
+    articles: Articles = field(repr=False)
+    unpriced: str | None
+    """Why the words that are read as `<unk>` have no price; None where they have, or are none."""
     static: Column
     tiers: dict[Tier, Column]
-    context_nats: NDArray[np.float64]
+    context_nats: NDArray[np.float64] = field(repr=False)
     """(T,), as `nats_by_context` gives them, of the static model"""
-    context_tokens: NDArray[np.int64]
+    context_tokens: NDArray[np.int64] = field(repr=False)
     """(T,)"""
+
+    @property
+    def naming(self) -> UnknownCost | None:
+        """What it costs to name the words that are read as `<unk>`; None: that is not known."""
+        return None if self.unpriced else self.articles.naming
+
+    @property
+    def names_every_word(self) -> bool:
+        """Whether each of those words has a price, so that figures per word compare."""
+        return self.naming is not None and not self.naming.n_unseen
 
     @property
     def article_words(self) -> NDArray[np.int64]:
@@ -94,7 +125,7 @@ class Measurement:
             self.static.score,
             context=self.windows.context,
             stride=self.windows.stride,
-            unknown=self.articles.naming,
+            unknown=self.naming,
         )
         kind, unknown_share = self.run.tokenizer.kind, self.stream.unknown_share
         return {
@@ -102,57 +133,38 @@ class Measurement:
             "data": self.source,
             # A file that is called like a corpus is none.
             "convention": convention(self.source if self.split else "", kind, unknown_share),
-            **self._intervals(self.static),
-            "intervals": resampling(len(self.articles)),
+            **self.intervals(self.static),
+            "intervals": resampling(self.articles.n_drawn),
+            "unpriced": self.unpriced,
             "tiers": {tier: self._tier(self.tiers.get(tier)) for tier in TIERS},
-            "by_position": self._by_position(),
-            "by_context_length": self._by_context_length(),
+            "by_position": by_position(self.context_nats, self.context_tokens),
+            "by_context_length": by_context_length(self.context_nats, self.context_tokens),
+        }
+
+    def intervals(self, column: Column) -> dict[str, list[float] | None]:
+        """Return the intervals of a column's perplexities per token and per word, or None."""
+        nats, articles = column.article_nats, self.articles
+        return {
+            "token_interval": _perplexities(nats, articles.tokens),
+            "comparable_interval": _perplexities(nats + articles.naming_nats, self.article_words)
+            if self.names_every_word
+            else None,
         }
 
     def _tier(self, column: Column | None) -> dict[str, Any] | None:
-        if column is None:
+        if column is None or column.fitted is None:
             return None
-        kind, naming = self.run.tokenizer.kind, self.articles.naming
+        fitted = column.fitted
         return {
+            "stride": column.stride,
+            "static_token_perplexity": fitted.static.token_perplexity,
             "fitted_on": "valid",
-            "fitted_tokens": column.fitted_tokens,
-            "settings": column.settings,
-            **score_figures(column.score, kind, naming),
-            **self._intervals(column),
+            "fitted_tokens": fitted.n_tokens,
+            "settings": fitted.settings,
+            "settings_at_ends": fitted.at_ends,
+            **score_figures(column.score, self.run.tokenizer.kind, self.naming),
+            **self.intervals(column),
         }
-
-    def _intervals(self, column: Column) -> dict[str, list[float] | None]:
-        nats, articles = column.article_nats, self.articles
-        named = None if articles.naming.n_unseen else nats + articles.naming_nats
-        return {
-            "token_interval": _perplexities(nats, articles.tokens),
-            "comparable_interval": None
-            if named is None
-            else _perplexities(named, self.article_words),
-        }
-
-    def _by_position(self) -> dict[str, list[Any]]:
-        """Return tokens and perplexity at each position of a window, counted from 0."""
-        return {
-            "tokens": self.context_tokens.tolist(),
-            "perplexity": [
-                perplexity(float(nats) / int(n)) if n else None
-                for nats, n in zip(self.context_nats, self.context_tokens, strict=True)
-            ],
-        }
-
-    def _by_context_length(self) -> list[dict[str, Any]]:
-        """Return the same by how many ids could be looked back at: 1, 2, 3-4, 5-8, 9-16, …"""
-        rows, first, longest = [], 1, len(self.context_tokens)
-        while first <= longest:
-            last = min(longest, 1 << (first - 1).bit_length())
-            among = slice(first - 1, last)
-            n_tokens = int(self.context_tokens[among].sum())
-            if n_tokens:
-                value = perplexity(float(self.context_nats[among].sum()) / n_tokens)
-                rows.append({"from": first, "to": last, "tokens": n_tokens, "perplexity": value})
-            first = last + 1
-        return rows
 
 
 def _perplexities(nats: NDArray[np.float64], counts: NDArray[np.int64]) -> list[float] | None:
@@ -191,63 +203,106 @@ def measure(
     context   None: the model's own    stride   None: the context
     tiers     ways of scoring beside the static one
     say       told what is going on, where that takes long
-    Raises UserError for sizes out of range, an empty text, and data that cannot be had.
+    Raises UserError for sizes out of range, an empty text, and data that cannot be had. A text file
+    needs none but itself, tiers apart: without train, no word that is read as `<unk>` has a price.
     """
-    tokenizer = run.tokenizer
+    require(set(tiers) <= set(TIERS), f"tiers are {tiers!r}: they must be among {TIERS}")
     context = run.config.model.context_length if context is None else context
     windows = Windows(context, context if stride is None else stride, batch_size)
     corpus, part, stream = open_stream(run, split, text)
-    has_unknown, own = tokenizer.unk_id is not None, corpus
-    if text is not None and (has_unknown or tiers):
-        own = open_corpus(run.config.data)
-    nats = token_nats(run.model, stream.ids, tokenizer.eos_id, **windows._asdict())
-    unknown = UnknownWords(tokenizer, own.lines("train")) if has_unknown else None
-    articles = count_articles(corpus.lines(part), tokenizer, unknown)
-    columns = {}
-    for tier in TIERS:
-        if tier in tiers:
-            valid = prepare(own, "valid", tokenizer).ids
-            read = len(valid) if tier != "dynamic" else min(len(valid), FITTED_ON_AT_MOST)
-            say(f"{tier}: fitted on {read:,} tokens of valid, then the text is scored with that")
-            settings, tier_nats = _score_tier(tier, run, stream.ids, valid, windows)
-            columns[tier] = _column(stream, articles, tier_nats, settings, read)
+    has_unknown = bool((stream.ids == run.tokenizer.unk_id).any())  # False where there is no id
+    needs_own = text is not None and (has_unknown or tiers)
+    own, missing = _own_corpus(run, tiers) if needs_own else (corpus, None)
+    unknown = UnknownWords(run.tokenizer, own.lines("train")) if has_unknown and own else None
+    nats = token_nats(run.model, stream.ids, run.tokenizer.eos_id, **windows._asdict())
     by_context = nats_by_context(nats, context=context, stride=windows.stride)
-    return Measurement(
+    articles = count_articles(corpus.lines(part), run.tokenizer, unknown)
+    measured = Measurement(
         run=run,
         split=split if text is None else None,
         source=run.config.data if text is None else str(text),
         stream=stream,
         windows=windows,
         articles=articles,
-        static=_column(stream, articles, nats, {}, 0),
-        tiers=columns,
+        unpriced=missing,
+        static=Column(Score.of(stream, nats), windows.stride, articles.sums(nats)),
+        tiers={},
         context_nats=by_context[0],
         context_tokens=by_context[1],
     )
+    return measured if own is None else _with_tiers(measured, tiers, own, say)
 
 
-def _column(
-    stream: TokenStream,
-    articles: Articles,
-    nats: NDArray[np.float32],
-    settings: dict[str, Any],
-    fitted_tokens: int,
-) -> Column:
-    return Column(Score.of(stream, nats), articles.sums(nats), settings, fitted_tokens)
+def _own_corpus(run: Run, tiers: Sequence[Tier]) -> tuple[Corpus | None, str | None]:
+    """Return the corpus that a run learned from, or why it is not here.
+
+    Raises UserError where tiers are to be fitted on it and it cannot be had.
+    """
+    try:
+        return open_corpus(run.config.data), None
+    except UserError as error:
+        if tiers:
+            raise UserError(
+                f"{tiers[0]} is fitted on valid of {run.config.data}, which is not here: {error}"
+            ) from None
+        return None, str(error)
+
+
+def _with_tiers(
+    measured: Measurement, tiers: Sequence[Tier], own: Corpus, say: Callable[[str], None]
+) -> Measurement:
+    """Add a column for each tier, fitted on the valid of a run's own corpus."""
+    columns = {}
+    for tier in TIERS:
+        if tier in tiers:
+            valid = prepare(own, "valid", measured.run.tokenizer).ids
+            read = len(valid) if tier != "dynamic" else min(len(valid), FITTED_ON_AT_MOST)
+            say(f"{tier}: fitted on {read:,} tokens of valid, then the text is scored with that")
+            columns[tier] = _tier_column(measured, tier, valid, read)
+    return replace(measured, tiers=columns)
+
+
+def _tier_column(measured: Measurement, tier: Tier, valid: NDArray[Any], n_fitted: int) -> Column:
+    """Return the column of a tier, its settings fitted on n_fitted of the ids of valid (n,)."""
+    run, stream, windows = measured.run, measured.stream, measured.windows
+    scored = _score_tier(tier, run, stream.ids, valid, windows)
+    static = measured.static.score
+    if scored.stride != windows.stride:
+        sizes = windows._replace(stride=scored.stride)._asdict()
+        nats = token_nats(run.model, stream.ids, run.tokenizer.eos_id, **sizes)
+        static = Score.of(stream, nats)
+    return Column(
+        Score.of(stream, scored.nats),
+        scored.stride,
+        measured.articles.sums(scored.nats),
+        Fitted(scored.settings, scored.at_ends, n_fitted, static),
+    )
+
+
+class _Scored(NamedTuple):
+    """What a tier made of a text."""
+
+    settings: dict[str, Any]
+    at_ends: dict[str, str]
+    stride: int
+    nats: NDArray[np.float32]
+    """(n,)"""
 
 
 def _score_tier(
     tier: Tier, run: Run, ids: NDArray[Any], valid: NDArray[Any], windows: Windows
-) -> tuple[dict[str, Any], NDArray[np.float32]]:
-    """Return the settings that suit valid best, and the nats of ids under them."""
+) -> _Scored:
+    """Return the settings that suit valid best of those tried, and the nats of ids under them."""
     model, eos_id, sizes = run.model, run.tokenizer.eos_id, windows._asdict()
     if tier == "temperature":
         temperature = fit_temperature(model, valid, eos_id, **sizes)
         nats = tempered_token_nats(model, ids, eos_id, temperature, **sizes)
-        return {"temperature": temperature}, nats
+        return _Scored({"temperature": temperature}, {}, windows.stride, nats)
     if tier == "cache":
         cache = fit_cache(model, valid, eos_id, **sizes)
-        return asdict(cache), cached_token_nats(model, ids, eos_id, cache, **sizes)
+        nats = cached_token_nats(model, ids, eos_id, cache, **sizes)
+        return _Scored(asdict(cache), cache_at_ends(cache), windows.stride, nats)
     # One segment after the other: its length, not the stride, says how far a window moves.
     dynamic = fit_dynamic(model, valid, eos_id, context=windows.context)
-    return asdict(dynamic), dynamic_token_nats(model, ids, eos_id, dynamic, context=windows.context)
+    nats = dynamic_token_nats(model, ids, eos_id, dynamic, context=windows.context)
+    return _Scored(asdict(dynamic), dynamic_at_ends(dynamic), dynamic.segment, nats)

@@ -60,7 +60,10 @@ class CacheSettings:
 
 
 class NeuralCache:
-    """The last S pairs of a hidden vector and the id that followed it, and what they foretell."""
+    """The last S pairs of a hidden vector and the id that followed it, and what they foretell.
+
+    It runs on over the ends of articles: what an article said is forgotten S ids later, no sooner.
+    """
 
     def __init__(self, size: int, flatnesses: Sequence[float]) -> None:
         """Begin with nothing kept, to be read at each of the flatnesses."""
@@ -167,10 +170,10 @@ def fit_cache(
     stride: int | None = None,
     batch_size: int = 16,
 ) -> CacheSettings:
-    """Return the settings under which ids cost the fewest nats. Give it valid, never test.
+    """Return the best of the settings tried: under which ids cost the fewest nats.
 
-    The text is read once; every pair of a θ and a λ is tried on all of it. Raises UserError as
-    `scored_states` does.
+    Give it valid, never test. The text is read once; every pair of a θ and a λ is tried on all of
+    it, and S is given. Raises UserError as `scored_states` does.
     """
     totals = np.zeros((len(_FLATNESSES), len(_WEIGHTS)))
     all_states = scored_states(
@@ -179,6 +182,23 @@ def fit_cache(
     for read in _read(model, all_states, _SIZE, _FLATNESSES):
         for j, weight in enumerate(_WEIGHTS):
             log_mixed = _mixed(read.log_model, read.log_cache, weight)  # (F, N), or (N,) at 0
-            totals[:, j] -= log_mixed.double().sum(dim=-1).cpu().numpy()
+            # First to the CPU: the graphics chip of a Mac has no float64.
+            totals[:, j] -= log_mixed.cpu().double().sum(dim=-1).numpy()
     best = int(totals.argmin())
     return CacheSettings(_SIZE, _FLATNESSES[best // len(_WEIGHTS)], _WEIGHTS[best % len(_WEIGHTS)])
+
+
+def cache_at_ends(settings: CacheSettings) -> dict[str, str]:
+    """Return which of the settings that `fit_cache` chose are the lowest or highest it tries.
+
+    Beyond such a one there may be a better. A weight of 0 is different: the cache does not help,
+    and no flatness is better than another.
+    """
+    tried: dict[str, tuple[float, tuple[float, ...]]] = {"weight": (settings.weight, _WEIGHTS)}
+    if settings.weight:
+        tried = {"flatness": (settings.flatness, _FLATNESSES), **tried}
+    return {
+        name: "lowest" if chosen == min(choices) else "highest"
+        for name, (chosen, choices) in tried.items()
+        if chosen in (min(choices), max(choices))
+    }

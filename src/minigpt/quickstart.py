@@ -19,8 +19,8 @@ from minigpt.corpus import available_offline, open_corpus
 from minigpt.data import prepare
 from minigpt.evaluate import Score
 from minigpt.events import Finished
+from minigpt.figures import convention
 from minigpt.generate import Sampling, generate_text
-from minigpt.info import convention
 from minigpt.report import Report
 from minigpt.train import train
 
@@ -30,7 +30,7 @@ TOKENS_TO_DRAW = 24
 
 # A prompt, a text to look into and a longer training that suit what was learned.
 _EXAMPLES = {
-    "wikitext-2": ("The city", "The city was built in the north .", "wikitext2"),
+    "wikitext-2": ("The city", "The city was built in the north .", "wikitext2-10min"),
     "python-docs": (
         "Return a",
         "Return a list of the names in the module.",
