@@ -7,7 +7,6 @@ B batch · T sequence · V vocabulary
 """
 
 import contextlib
-import functools
 import math
 import sys
 from collections.abc import Callable
@@ -116,8 +115,11 @@ class WindowedGPT:
         seed: int = 1,
     ) -> None:
         self.model, self.loss, self.optimizer, self.words = model.train(), loss, optimizer, words
-        # The loss is in the graph, whether the model computes it itself or not.
-        taught = functools.partial(loss, model)
+
+        def taught(ids: Tensor, targets: Tensor) -> Tensor:
+            return loss(model, ids, targets)
+
+        # With the loss in the graph, whether or not the model computes it itself.
         self.taught = torch.compile(taught) if compiled else taught
         self.rate, self.dtype = rate, dtype
         self.batch_size, self.context = like.batch_size, like.model.context_length

@@ -6,7 +6,6 @@ scored, and while ours writes its checkpoints; a peer's trial of the compiler is
 
 import contextlib
 import math
-import os
 import statistics
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._inductor.utils import fresh_cache
 
 from curves import Point, Result
 from minigpt.config import Config, require, to_dict
@@ -36,17 +36,10 @@ WARM_UP_BATCHES = 20
 @contextlib.contextmanager
 def cold_compiler() -> Iterator[None]:
     """Within it, torch.compile finds nothing that was compiled before, in memory or on disk."""
-    before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     torch.compiler.reset()
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ["TORCHINDUCTOR_CACHE_DIR"]
-            else:
-                os.environ["TORCHINDUCTOR_CACHE_DIR"] = before
+    # Another folder alone would not do: what a process has loaded it does not compile again.
+    with fresh_cache():
+        yield
 
 
 class OurCurve:
