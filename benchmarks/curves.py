@@ -41,6 +41,8 @@ class Goal:
     perplexity: float
     minutes: float
     extrapolated: bool
+    run: str = ""
+    """The name of the result that it comes from."""
     n_runs: int = 1
     """How many runs it is the best of."""
 
@@ -73,17 +75,17 @@ def load(folder: Path) -> list[Result]:
 def require_alike(results: Iterable[Result]) -> list[str]:
     """Return warnings where machines were not equally fast when results were made.
 
-    Raises UserError where they are of different texts or numbers of threads: no ratio could be
-    taken then.
+    Raises UserError where they are of different texts, numbers of threads or of cores: no ratio
+    could be taken then. A result that does not say is let through.
     """
-    known = [result for result in results if "threads" in result]
-    for name in ("data", "threads"):
-        values = sorted({str(result[name]) for result in known})
+    flat = [{**result.get("hardware", {}), **result} for result in results]
+    for name in ("data", "threads", "cores"):
+        values = sorted({str(result[name]) for result in flat if name in result})
         if len(values) > 1:
-            raise UserError(f"results differ in {name} ({', '.join(values)}): keep them apart")
+            raise UserError(f"results differ in {name} ({'; '.join(values)}): keep them apart")
     warnings = []
     for precision in ("float32", "bfloat16"):
-        rates = [float(result["matrix_gflops"].get(precision, 0)) for result in known]
+        rates = [result.get("matrix_gflops", {}).get(precision) for result in flat]
         rates = [rate for rate in rates if rate]
         if rates and max(rates) > 1.1 * min(rates):
             warnings.append(
@@ -118,7 +120,7 @@ def goals(results: Iterable[Result]) -> list[Goal]:
     Runs of a peer may differ in rate, seed, precision and budget; the best in perplexity counts.
     """
     found: list[Goal] = []
-    runs: dict[str, list[tuple[float, float]]] = {}
+    runs: dict[str, list[tuple[float, float, str]]] = {}
     for result in results:
         if result["kind"] == "pace":
             published = result["published"]
@@ -127,10 +129,11 @@ def goals(results: Iterable[Result]) -> list[Goal]:
             found.append(Goal(name, published["valid"], minutes, extrapolated=True))
         elif not result["ours"]:
             best = min(points(result), key=lambda point: point.perplexity)
-            runs.setdefault(result["contestant"], []).append((best.perplexity, best.minutes))
-    for peer, reached in runs.items():
-        perplexity, minutes = min(reached)
-        found.append(Goal(peer, perplexity, minutes, extrapolated=False, n_runs=len(reached)))
+            reached = (best.perplexity, best.minutes, result["name"])
+            runs.setdefault(result["contestant"], []).append(reached)
+    for peer, all_reached in runs.items():
+        perplexity, minutes, run = min(all_reached)
+        found.append(Goal(peer, perplexity, minutes, False, run, len(all_reached)))
     return found
 
 

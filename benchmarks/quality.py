@@ -12,17 +12,17 @@ Ours and those that a user would pick instead (`peers`), one after the other on 
 run      train each contestant for its minutes and write its curve. The whole of valid is scored
          each time, every word once, static, in disjoint windows of the contestant's own context;
          meanwhile the clock stands still, for all alike. Compilation counts, and finds nothing
-         that was compiled before.
+         that was compiled before; only the first contestant of a command looks at the processor,
+         for some seconds, so that of several seeds each is best given a command of its own.
 pace     a peer too slow to wait for: time some batches, from which follow an epoch and the epochs
          of its published result. Marked as extrapolated.
 report   say how much sooner ours was as good as the best run of each peer; --draw makes the
          picture.
 
 All read one closed vocabulary, or the figures could not stand side by side. The matrix rate of the
-machine stands in each file, and results of other texts or numbers of threads are not mixed. A peer
-is scored in float32, ours in the precision that it learns in, which can only harm it. A run of ours
-spends part of its budget on validations of its own; here it is given the time of those beyond, so
-that it learns as long as its preset does.
+machine stands in each file, and results of other texts or numbers of threads are not mixed. All are
+scored in float32, whatever they learn in. A run of ours spends part of its budget on validations of
+its own; here it is given the time of those beyond, so that it learns as long as its preset does.
 """
 
 import argparse
@@ -41,7 +41,7 @@ from peer_gpt import GPT_RATE
 from peers import GPTS, PEERS, compiling_pays, make_peer
 from quality_picture import picture
 from quality_runs import PUBLISHED, cold_compiler, run_ours, run_pace, run_peer, say, spoken
-from setting import command, machine, named_config
+from setting import command, machine, named_config, without_folder
 
 ROOT = Path(__file__).resolve().parents[1] / "docs"
 
@@ -87,10 +87,12 @@ def run(options: argparse.Namespace) -> None:
 def trained_peer(name: str, options: argparse.Namespace) -> tuple[list[str], Result]:
     """Train the peer called name; return the parts of its result's name, and the result."""
     require(options.minutes is not None, f"{name} has no budget: give --minutes")
-    words = closed_vocabulary(options.data or "wikitext-2")
+    data = options.data or "wikitext-2"
+    words = closed_vocabulary(data)
     peer = made_peer(name, words, options)
     with cold_compiler():
         result = run_peer(peer, words, options.minutes, options.validations)
+    result["data"] = text_of(data, words)
     parts = [name, f"{options.minutes:g}min"]
     if name in GPTS:
         parts += ["bfloat16"] if options.peer_precision == "bfloat16" else []
@@ -108,15 +110,18 @@ def trained(name: str, options: argparse.Namespace) -> tuple[list[str], Result]:
         parts.append(f"{options.minutes:g}min")
     with cold_compiler():
         result = run_ours(name, config, options.validations)
+    result["data"] = text_of(config.data, closed_vocabulary(config.data))
     return [*parts, f"seed{options.seed}"], result
 
 
 def pace(options: argparse.Namespace) -> None:
     """Time batches of the contestant and write what follows from them."""
     require(options.contestant == "lstm", "only lstm has a published result that a pace leads to")
-    words = closed_vocabulary(options.data or "wikitext-2")
+    data = options.data or "wikitext-2"
+    words = closed_vocabulary(data)
     result = run_pace(made_peer(options.contestant, words, options), options.batches)
-    save(options, f"{options.contestant}-pace", {"contestant": options.contestant, **result})
+    about = {"contestant": options.contestant, "data": text_of(data, words)}
+    save(options, f"{options.contestant}-pace", {**about, **result})
     say(
         f"{options.contestant}: {result['seconds_per_batch']:.3f} s a batch, "
         f"{result['epoch_minutes']:.1f} minutes an epoch, {result['published_minutes'] / 60:.1f} "
@@ -124,13 +129,17 @@ def pace(options: argparse.Namespace) -> None:
     )
 
 
+def text_of(data: str, words: Words) -> str:
+    """Return the text that was learned and scored, so that no other is laid beside it."""
+    return f"{without_folder(data)}: {len(words.train):,} words, valid {len(words.valid):,}"
+
+
 def save(options: argparse.Namespace, name: str, result: Result) -> None:
     """Write a result with the machine that it was measured on."""
     about = {
         "command": command("quality.py", options.words),
-        "data": options.data or "wikitext-2",
-        "threads": torch.get_num_threads(),
-        "scored": "all of valid, every token once, static, disjoint windows; the clock stood still",
+        "scored": "all of valid, every token once, static, disjoint windows, in float32; the clock "
+        "stood still",
         "compiler_cache": "cold",
         **machine(matrix_rates(torch.device("cpu"))),
     }
@@ -158,7 +167,7 @@ def spoken_ratio(ratio: Ratio) -> str:
     """Return a ratio in words."""
     goal = ratio.goal
     how = "extrapolated" if goal.extrapolated else "measured"
-    how += f", the best of {goal.n_runs} runs" if goal.n_runs > 1 else ""
+    how += f", {goal.run}, the best of {goal.n_runs} runs" if goal.n_runs > 1 else ""
     text = f"{goal.peer}: {goal.perplexity:.2f} after {goal.minutes:.1f} min ({how})"
     if ratio.ours is None:
         return f"{text}; none of ours came so far"

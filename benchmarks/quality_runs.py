@@ -2,6 +2,8 @@
 
 The clock counts training and compilation, of ours and of peers. It stands still while valid is
 scored, and while ours writes its checkpoints; a peer's trial of the compiler is not counted either.
+All are scored in float32: `train` validates in the precision that it computes in, so the weights of
+those moments are kept and scored again when it is done.
 """
 
 import contextlib
@@ -11,22 +13,23 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch._inductor.utils import fresh_cache
 
 from curves import Point, Result
 from minigpt.config import Config, require, to_dict
-from minigpt.corpus import open_corpus
-from minigpt.data import fit_tokenizer, prepare
-from minigpt.evaluate import evaluate, perplexity
+from minigpt.evaluate import perplexity, token_nats
 from minigpt.events import Event, Noted, Started, Stepped, Validated
+from minigpt.machine import choose_precision, matrix_rates
 from minigpt.model import MiniGPT
 from minigpt.train import train
-from peer import Peer, Words
+from peer import Ids, Peer, Words, closed_vocabulary
 
 # --tied, 40 epochs, as its maintainers report it.
 PUBLISHED = {"valid": 105.97, "test": 100.33, "epochs": 40, "source": "pytorch/examples issue 281"}
@@ -35,22 +38,34 @@ WARM_UP_BATCHES = 20
 
 @contextlib.contextmanager
 def cold_compiler() -> Iterator[None]:
-    """Within it, torch.compile finds nothing that was compiled before, in memory or on disk."""
+    """Within it, torch.compile finds nothing that was compiled before, in memory or on disk.
+
+    What it has learned of the processor it keeps: some seconds that the first of several in one
+    process pays alone.
+    """
     torch.compiler.reset()
     # Another folder alone would not do: what a process has loaded it does not compile again.
     with fresh_cache():
         yield
 
 
+@dataclass(frozen=True)
+class Moment:
+    """What ours had come to, after how long."""
+
+    minutes: float
+    step: int
+    weights: dict[str, Tensor]
+
+
 class OurCurve:
-    """A callback of `train` that notes the points of its curve and takes validations off the clock.
+    """A callback of `train` that keeps the moments of a curve and takes validations off the clock.
 
     Whatever lies between the last step and the end of a validation is off it: scoring, checkpoint.
     """
 
-    def __init__(self, tokens_per_step: int, n_train: int) -> None:
-        self.tokens_per_step, self.n_train = tokens_per_step, n_train
-        self.curve = list[Point]()
+    def __init__(self) -> None:
+        self.moments = list[Moment]()
         self.paused, self.stepped_at = 0.0, time.perf_counter()
         self.last: Stepped | None = None
         self.n_parameters, self.notes = 0, list[str]()
@@ -66,12 +81,10 @@ class OurCurve:
                 self.notes.append(event.text)
                 say(event.text)
             case Validated() if self.last is not None:
-                seconds = self.last.elapsed_seconds - self.paused
-                tokens = self.last.step * self.tokens_per_step
-                figure = event.score.token_perplexity
-                epochs = tokens / self.n_train
-                self.curve.append(Point(seconds / 60, figure, self.last.step, tokens, epochs))
-                say(spoken(self.curve[-1]))
+                minutes = (self.last.elapsed_seconds - self.paused) / 60
+                weights = {name: w.clone() for name, w in event.model.state_dict().items()}
+                self.moments.append(Moment(minutes, self.last.step, weights))
+                say(f"{minutes:6.2f} min  perplexity near {event.score.token_perplexity:.2f}")
                 self.paused += time.perf_counter() - self.stepped_at
 
 
@@ -82,35 +95,52 @@ def run_ours(name: str, config: Config, validations: int) -> Result:
     require(closed, f"{name} cuts its words otherwise than its peers: take one of all wikitext")
     minutes = config.minutes
     require(minutes is not None, f"{name} has no budget in minutes: give --minutes")
-    corpus = open_corpus(config.data)
-    n_train = len(prepare(corpus, "train", fit_tokenizer(corpus, kind)).ids)
-    curve = OurCurve(config.batch_size * config.model.context_length, n_train)
+    words = closed_vocabulary(config.data)
+    curve = OurCurve()
     with tempfile.TemporaryDirectory() as folder:
-        run = train(stretched(config, validations), Path(folder) / "run", curve)
-        decided = to_dict(run.config)
+        run = train(stretched(config, words, validations), Path(folder) / "run", curve)
     return {
         "ours": True,
         "budget_minutes": minutes,
         "n_parameters": curve.n_parameters,
-        "curve": [asdict(point) for point in curve.curve],
+        "curve": [asdict(point) for point in scored(curve.moments, run.config, words)],
         "notes": curve.notes,
-        "settings": decided,
+        "settings": to_dict(run.config),
     }
 
 
-def stretched(config: Config, validations: int) -> Config:
+def scored(moments: list[Moment], config: Config, words: Words) -> list[Point]:
+    """Return the points of a curve: valid under the weights of each moment, as `evaluate` does."""
+    model, curve = MiniGPT(config.model), list[Point]()
+    for moment in moments:
+        model.load_state_dict(moment.weights)
+        nats = our_nats(model, words.valid, words.eos_id)
+        tokens = moment.step * config.batch_size * config.model.context_length
+        figure, epochs = perplexity(nats / len(words.valid)), tokens / len(words.train)
+        curve.append(Point(moment.minutes, figure, moment.step, tokens, epochs))
+        say(spoken(curve[-1]))
+    return curve
+
+
+def our_nats(model: MiniGPT, ids: Ids, eos_id: int) -> float:
+    """Return the nats of ids under ours, in disjoint windows of its context."""
+    nats = token_nats(model, ids, eos_id, context=model.config.context_length)
+    return float(nats.sum(dtype=np.float64))
+
+
+def stretched(config: Config, words: Words, validations: int) -> Config:
     """Return config with that many validations, and the time of those that it did not have.
 
-    How long one takes is measured on a fresh model and an eighth of valid.
+    How long one takes is measured on a fresh model and an eighth of valid, in the precision that
+    `train` will validate in.
     """
-    corpus = open_corpus(config.data)
-    tokenizer = fit_tokenizer(corpus, config.tokenizer)
-    stream = prepare(corpus, "valid", tokenizer)
-    model = MiniGPT(config.model.resolved(tokenizer.vocab_size))
-    part = replace(stream, ids=stream.ids[: max(1, len(stream.ids) // 8)])
+    model = MiniGPT(config.model.resolved(words.vocab_size))
+    part = words.valid[: max(1, len(words.valid) // 8)]
+    precision = choose_precision(config.precision, matrix_rates(torch.device("cpu")))
     began_at = time.perf_counter()
-    evaluate(model, part, tokenizer.eos_id)
-    seconds = (time.perf_counter() - began_at) * len(stream.ids) / len(part.ids)
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+        our_nats(model, part, words.eos_id)
+    seconds = (time.perf_counter() - began_at) * len(words.valid) / len(part)
     more = max(0, validations - config.validations)
     minutes = (config.minutes or 0.0) + more * seconds / 60
     return replace(config, validations=config.validations + more, minutes=minutes)

@@ -15,12 +15,16 @@ from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
+import torch
+from torch._inductor.codecache import CppCodeCache
 
 from minigpt.config import Config, ModelConfig, TokenizerConfig, UserError, load_preset
-from minigpt.evaluate import Score
+from minigpt.corpus import open_corpus
+from minigpt.data import prepare
+from minigpt.evaluate import Score, evaluate
 from minigpt.events import Started, Stepped, Validated
 from minigpt.train import train
-from tiny import run_config, write_corpus
+from tiny import MODERN, Recorder, T, make_model, run_config, write_corpus
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -32,7 +36,7 @@ import quality  # noqa: E402
 import quality_runs  # noqa: E402
 import vocabulary  # noqa: E402
 from curves import Point  # noqa: E402
-from peer import Words  # noqa: E402
+from peer import Words, closed_vocabulary  # noqa: E402
 
 V, EOS = 89, 3
 LIKE = Config(batch_size=5, model=ModelConfig(context_length=11, d_model=12, n_heads=2, n_layers=1))
@@ -195,6 +199,18 @@ def test_the_lstm_lowers_its_rate_after_an_epoch_without_gain(checkouts):
     assert rates == [20.0, 20.0, 5.0, 5.0, 1.25]
 
 
+@pytest.mark.parametrize("name", ["nanogpt", "transformers"])
+def test_the_loss_of_a_peer_is_compiled_with_its_model(checkouts, monkeypatch, name):
+    compiled: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda function: compiled.append(function) or function)
+    peer = peers.make_peer(name, words(), LIKE, checkouts, compiled=True)
+    (function,) = compiled
+    ids = torch.from_numpy(words().train[:12].astype(int))
+    assert function(ids[None, :-1], ids[None, 1:]).dim() == 0
+    peer.step(0.5)
+    assert peer.n_steps == 1
+
+
 def test_columns_lie_side_by_side():
     columns = peer_word_model._columns(np.arange(13, dtype=np.uint16), 3)
     assert columns.tolist() == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
@@ -265,7 +281,8 @@ def stepped(step: int, elapsed: float) -> Stepped:
 def test_our_validations_are_taken_off_the_clock(monkeypatch):
     clock = Clock(monkeypatch)
     none: Any = None
-    curve = quality_runs.OurCurve(tokens_per_step=151, n_train=1_523)
+    model = make_model(MODERN)
+    curve = quality_runs.OurCurve()
     curve(Started(LIKE, none, ROOT, 17, "", 10.0, {}, 0))
     elapsed = 0.0  # as `train` has it: validations and all
     for step in (1, 2):
@@ -274,12 +291,34 @@ def test_our_validations_are_taken_off_the_clock(monkeypatch):
         curve(stepped(step, elapsed))
         clock.now += 500  # scoring, and writing a checkpoint
         score = Score(397 * math.log(50.0 / step), 397, 397, 2_003)
-        curve(Validated(step, 0.5, score, 3.0, True, elapsed, none, none))
+        curve(Validated(step, 0.5, score, 3.0, True, elapsed, model, none))
         elapsed += 500
-    assert [point.minutes for point in curve.curve] == [0.5, 1.0]
-    assert [point.perplexity for point in curve.curve] == [pytest.approx(50), pytest.approx(25)]
-    assert curve.curve[-1].tokens == 2 * 151
-    assert curve.curve[-1].epochs == 2 * 151 / 1_523
+        model.norm.weight.data += 1  # it learns on
+    assert [moment.minutes for moment in curve.moments] == [0.5, 1.0]
+    assert [moment.step for moment in curve.moments] == [1, 2]
+    norms = [moment.weights["norm.weight"] for moment in curve.moments]
+    assert torch.equal(norms[0] + 1, norms[1])
+
+
+def test_our_curve_is_scored_in_float32_whatever_it_was_learned_in(tmp_path):
+    data = write_corpus(tmp_path / "text.txt")
+    config = run_config(data, steps=7, validations=1, precision="bfloat16")
+    curve, seen = quality_runs.OurCurve(), Recorder()
+
+    def both(event: Any) -> None:
+        curve(event)
+        seen(event)
+
+    run = train(config, tmp_path / "run", both)
+    text = closed_vocabulary(config.data)
+    (point,) = quality_runs.scored(curve.moments, run.config, text)
+    stream = prepare(open_corpus(config.data), "valid", run.tokenizer)
+    exact = evaluate(run.model, stream, run.tokenizer.eos_id).token_perplexity
+    (validated,) = seen.of(Validated)
+    assert point.perplexity == exact
+    assert point.perplexity != validated.score.token_perplexity
+    assert (point.steps, point.tokens) == (7, 7 * config.batch_size * T)
+    assert point.epochs == point.tokens / len(text.train)
 
 
 def test_a_pace_is_the_median_batch_times_the_batches_of_an_epoch(monkeypatch):
@@ -367,15 +406,19 @@ def test_of_several_runs_of_a_peer_the_best_counts():
     (ratio,) = curves.ratios(results)
     assert (ratio.goal.perplexity, ratio.goal.minutes, ratio.goal.n_runs) == (80, 10, 2)
     assert ratio.ratio == 2
-    assert "(measured, the best of 2 runs)" in quality.spoken_ratio(ratio)
+    assert "(measured, peer@2, the best of 2 runs)" in quality.spoken_ratio(ratio)
 
 
 def test_results_of_other_texts_or_threads_are_not_mixed():
-    one = {"data": "wikitext-2", "threads": 2, "matrix_gflops": {"float32": 190, "bfloat16": 400}}
+    rates = {"float32": 190, "bfloat16": 400}
+    machine = {"threads": 2, "cores": 4}
+    one = {"data": "wikitext-2", "hardware": machine, "matrix_gflops": rates}
     assert curves.require_alike([one, one, {"kind": "curve"}]) == []
-    for name, other in (("data", "python-docs"), ("threads", 1)):
+    with pytest.raises(UserError, match="results differ in data"):
+        curves.require_alike([one, {**one, "data": "python-docs"}])
+    for name in machine:
         with pytest.raises(UserError, match=f"results differ in {name}"):
-            curves.require_alike([one, {**one, name: other}])
+            curves.require_alike([one, {**one, "hardware": {**machine, name: 1}}])
     slower = {**one, "matrix_gflops": {"float32": 189, "bfloat16": 360}}
     (warning,) = curves.require_alike([one, slower])
     assert "bfloat16 ran at 360 to 400 GFLOP/s" in warning
@@ -383,10 +426,12 @@ def test_results_of_other_texts_or_threads_are_not_mixed():
 
 def test_a_compiler_that_is_cold_leaves_nothing_behind(monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "mine")
+    monkeypatch.setitem(CppCodeCache.cache, "loaded", None)
     with quality_runs.cold_compiler():
         folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
         assert folder.is_dir()
         assert not list(folder.iterdir())
+        assert not CppCodeCache.cache
     assert not folder.exists()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "mine"
 
@@ -459,6 +504,7 @@ def test_quality_from_the_runs_to_the_picture(tmp_path, checkouts, capsys):
     assert not any("/" in word for word in ours["command"].split()[2:])
     settings = json.loads((out / f"{nanogpt}.json").read_text("utf-8"))["settings"]
     assert (settings["rate"], settings["seed"]) == (3e-3, 7)
+    assert ours["data"] == f"text.txt: {360 * 6:,} words, valid 120"  # five and <eos> a line
     told = capsys.readouterr().out
     assert "lstm, 40 epochs: 105.97" in told
     root = ET.parse(drawn).getroot()
@@ -506,11 +552,14 @@ def test_a_budget_is_stretched_by_the_validations_that_a_preset_does_not_have(
 ):
     clock, n_scored = Clock(monkeypatch), []
 
-    def scored(model: Any, stream: Any, eos_id: int) -> None:
-        n_scored.append(len(stream.ids))
-        clock.now += 3.0 * len(stream.ids)
+    def scored(model: Any, ids: Any, eos_id: int) -> None:
+        assert torch.is_autocast_enabled("cpu")  # as `train` will, where bfloat16 is faster
+        n_scored.append(len(ids))
+        clock.now += 3.0 * len(ids)
 
-    monkeypatch.setattr(quality_runs, "evaluate", scored)
+    monkeypatch.setattr(quality_runs, "our_nats", scored)
+    rates = {"float32": 1.0, "bfloat16": 2.0}
+    monkeypatch.setattr(quality_runs, "matrix_rates", lambda device: rates)
     config = replace(
         load_preset("mini"),
         data=str(write_corpus(tmp_path / "text.txt")),
@@ -519,8 +568,9 @@ def test_a_budget_is_stretched_by_the_validations_that_a_preset_does_not_have(
         minutes=3.0,
         validations=4,
     )
-    assert quality_runs.stretched(config, 2) == config
-    more = quality_runs.stretched(config, 9)
+    text = closed_vocabulary(config.data)
+    assert quality_runs.stretched(config, text, 2) == config
+    more = quality_runs.stretched(config, text, 9)
     n_valid = 20 * 6  # 5 % of 400 lines, five words and <eos> each
     assert n_scored[-1] == n_valid // 8
     assert more.validations == 9
