@@ -416,8 +416,8 @@ for vocab_size in (1_024, 8_192):
 #
 # ## Which to take when
 #
-# - **A figure beside the literature**: `wikitext` with all 33,278 words, and the adaptive softmax
-#   to pay for them (preset `wikitext2`).
+# - **A figure beside the literature**: `wikitext` with all 33,278 words, and the sampled softmax
+#   to pay for them (preset `wikitext2-10min`).
 # - **To follow a classic tutorial, or see attention on plain words**: `basic_english` with 10,000
 #   entries (preset `mini`).
 # - **A small, fast model of words on WikiText-2**: `wikitext` cut to 10,000; quote the comparable
