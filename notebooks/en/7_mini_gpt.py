@@ -191,7 +191,8 @@ table(["what", "value"], figure_rows({**found, "run": run.path.name}))
 # %% [markdown]
 # A minute is little, and how far it reaches depends on the machine: compare your own figure with
 # these. On WikiText-2 a unigram has 965 and a bigram 312 (notebook 6); the preset
-# `wikitext2-10min` on two cores reaches about 98; what took others hours to days stands at 60 to 70.
+# `wikitext2-10min` on two cores reaches about 98; what took others hours to days stands at 60
+# to 70.
 #
 # ## What it writes
 #

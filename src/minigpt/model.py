@@ -140,7 +140,7 @@ class MiniGPT(nn.Module):
             if config.norm_placement == "pre"
             else nn.Identity()
         )
-        # Two masks a step, where `dropout` takes two a block and costs a quarter of the step.
+        # Two masks a step, where `dropout` takes two a block and costs a sixth of the step.
         self.edge_dropout = nn.Dropout(config.edge_dropout)
         self.output = self._make_output()
         self._initialise()
