@@ -25,6 +25,7 @@ READING_ORDER = [
     "layers.positions",
     "layers.token_shift",
     "layers.attention",
+    "layers.pointer",
     "layers.feed_forward",
     "output",
     "transformer",

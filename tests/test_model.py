@@ -383,14 +383,26 @@ def test_edge_dropout_falls_before_the_first_block_and_behind_the_last_and_nowhe
     model.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]) or None)
     for block in model.blocks:
         block.register_forward_hook(lambda _, args, out: seen.append((args[0], out)) or None)
-    hidden = model.hidden(random_ids(17, T))
+    ids = random_ids(17, T)
+    scored = model.states(ids, ids).hidden
     first, *blocks = seen
-    for x in (first, hidden):
+    for x in (first, scored):
         assert 0.35 < (x == 0).float().mean() < 0.45
     again = [block(x) for block, (x, _) in zip(model.blocks, blocks, strict=True)]
     for mine, (_, out) in zip(again, blocks, strict=True):
         assert torch.equal(mine, out)
-    assert (model.eval().hidden(random_ids(17, T)) != 0).all()
+    assert (model.eval().states(ids, ids).hidden != 0).all()
+
+
+def test_a_pointer_reads_the_last_vectors_without_gaps():
+    model = make_model(replace(MODELS["sampled"], edge_dropout=0.4)).train()
+    seen = []
+    model.pointer.register_forward_pre_hook(lambda _, given: seen.extend(given))
+    ids = random_ids(17, T)
+    states = model.states(ids, ids)
+    assert (states.hidden == 0).any()
+    assert all((given != 0).all() for given in seen)
+    assert len(seen) == 2
 
 
 @pytest.mark.parametrize("scale", [0.01, 100])

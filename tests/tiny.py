@@ -55,6 +55,7 @@ SAMPLED = replace(
     n_sampled=17,
     embedding_norm=True,
     token_shift=True,
+    pointer=True,
 )
 MODELS = {
     "paper": PAPER,

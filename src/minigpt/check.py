@@ -24,6 +24,7 @@ from minigpt.checkpoint import Run
 from minigpt.config import ModelConfig, TokenizerConfig, load_preset
 from minigpt.evaluate import evaluating
 from minigpt.generate import Sampling, generate
+from minigpt.layers.pointer import Copied, Pointer, chances, direction
 from minigpt.model import MiniGPT
 from minigpt.tokenizer import Tokenizer
 
@@ -82,7 +83,13 @@ def _small_models() -> Iterator[tuple[str, MiniGPT]]:
     variants["grouped-query"] = (load_preset("modern").model, {"n_kv_heads": 2})
     variants["sampled"] = (
         load_preset("modern").model,
-        {"output": "sampled", "output_bias": True, "n_frequent": 11, "n_sampled": 7},
+        {
+            "output": "sampled",
+            "output_bias": True,
+            "n_frequent": 11,
+            "n_sampled": 7,
+            "pointer": True,
+        },
     )
     variants["adaptive"] = (
         load_preset("modern").model,
@@ -122,13 +129,18 @@ def _check_model(model: MiniGPT, prefix: str = "") -> Iterator[Check]:
 
 def _check_sum(name: str, model: MiniGPT, ids: Tensor) -> Check:
     """Add up exp(−nats) of every word after one text: the nats that all figures rest on."""
-    hidden = model.hidden(ids)[0, -1:]  # (1, D)
+    hidden = model.hidden(ids)  # (1, T, D)
     words = torch.arange(model.config.vocab_size, device=ids.device)
-    _, nats = model.output.nats(hidden.expand(len(words), -1), words)  # (V,)
+    copied = None
+    if isinstance(model.pointer, Pointer):
+        log_gate, weights = model.pointer(hidden[:, -1:], direction(hidden))
+        copied = Copied(log_gate[0].expand(len(words)), chances(weights, ids, len(words))[0, 0])
+    _, nats = model.output.nats(hidden[0, -1].expand(len(words), -1), words, copied)  # (V,)
     # First to the CPU: the graphics chip of a Mac has no float64.
     off = abs(nats.cpu().double().neg().exp().sum().item() - 1)
-    if model.config.output == "adaptive":  # its logits claim to be log-probabilities
-        off = max(off, abs(model.output(hidden).cpu().double().exp().sum().item() - 1))
+    if model.config.output == "adaptive" or copied is not None:
+        logits = model.logits(hidden, ids, last=1)  # which claim to be log-probabilities
+        off = max(off, abs(logits.cpu().double().exp().sum().item() - 1))
     return Check(name, off < TOLERANCE, f"off by {off:.1e}")
 
 
@@ -175,10 +187,11 @@ def _cached(model: MiniGPT) -> Read:
         cache = model.new_cache(1)
         length = ids.size(1)
         bounds = sorted({0, length // 3, *range(2 * length // 3, length + 1)})
-        pieces = [
-            model.hidden(ids[:, start:end], cache) for start, end in itertools.pairwise(bounds)
-        ]
-        return model.output(torch.cat(pieces, dim=1))  # type: ignore[no-any-return]
+        pieces = []
+        for start, end in itertools.pairwise(bounds):
+            piece = ids[:, start:end]
+            pieces.append(model.logits(model.hidden(piece, cache), piece, cache))
+        return torch.cat(pieces, dim=1)
 
     return read
 

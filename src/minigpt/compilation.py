@@ -28,9 +28,9 @@ def compile_blocks(model: MiniGPT) -> None:
     Names in the state dict stay. The softmax over the vocabulary is left alone: the adaptive one
     has other shapes in every batch.
     """
-    for block in model.blocks:
+    for part in (*model.blocks, model.pointer):
         # PyTorch's own random numbers: compiled ones, made one by one, took twice their time.
-        block.compile(options={"fallback_random": True})
+        part.compile(options={"fallback_random": True})
 
 
 def choose_compile(wish: str, model: MiniGPT, run_pass: Pass) -> tuple[bool, str]:

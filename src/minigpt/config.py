@@ -179,6 +179,9 @@ class ModelConfig:
     adaptive: frequent words first, rare ones in clusters that cost less."""
     output_bias: bool = False
     """Add a learned number to each word's score (not for adaptive)."""
+    pointer: bool = False
+    """Let a pointer say again what the context has said, where it was in a place like this one
+    (not for adaptive)."""
     n_frequent: int = 2_000
     """Ids below this are scored for every batch by the sampled softmax."""
     n_sampled: int = 2_048
@@ -225,6 +228,11 @@ class ModelConfig:
         require(
             not (self.output_bias and self.output == "adaptive"),
             "output_bias is true, but output adaptive has no bias: take output full or sampled",
+        )
+        require(
+            not (self.pointer and self.output == "adaptive"),
+            "pointer is true, but output adaptive cannot be mixed with one: take output full or "
+            "sampled",
         )
         rising = all(a < b for a, b in zip(self.cutoffs, self.cutoffs[1:], strict=False))
         require(

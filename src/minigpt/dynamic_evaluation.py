@@ -95,8 +95,8 @@ def _window_nats(
     seen = np.array([before, *ids[window.begin : window.end]], dtype=np.int64)  # (T + 1,)
     row = torch.from_numpy(seen).to(device)
     skipped = window.scored_from - window.begin
-    hidden = model.hidden(row[None, :-1])[0, skipped:]  # (S, D)
-    result: tuple[Tensor, Tensor] = model.output.nats(hidden, row[1 + skipped :])
+    states = model.states(row[None, :-1], row[None, 1:], skipped)
+    result: tuple[Tensor, Tensor] = model.output.nats(*states)
     return result
 
 

@@ -20,12 +20,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from minigpt.compilation import uncompiled
 from minigpt.config import require
 from minigpt.data import TokenStream
-from minigpt.model import MiniGPT
+from minigpt.model import MiniGPT, States
 
 
 @dataclass(frozen=True)
@@ -124,10 +124,8 @@ class ScoredStates(NamedTuple):
 
     begin: int
     end: int
-    hidden: Tensor
-    """(N, D), from which `model.output` says what comes next"""
-    targets: Tensor
-    """(N,) int64, what did come"""
+    states: States
+    """What `model.output.nats` takes"""
 
 
 @torch.no_grad()
@@ -156,11 +154,10 @@ def scored_states(
             inputs = np.column_stack((np.array(before, dtype=np.int64), targets[:, :-1]))  # (B, T)
             # Positions that are there to look back at only: they need no logits.
             skipped = batch[0].scored_from - batch[0].begin
-            hidden = model.hidden(torch.from_numpy(inputs).to(device))[:, skipped:]  # (B, T', D)
-            wanted = torch.from_numpy(targets[:, skipped:]).to(device)
+            read, wanted = (torch.from_numpy(ids).to(device) for ids in (inputs, targets))
             # Neighbouring windows of a batch score neighbouring ids: one stretch holds them all.
             yield ScoredStates(
-                batch[0].scored_from, batch[-1].end, hidden.flatten(0, 1), wanted.flatten()
+                batch[0].scored_from, batch[-1].end, model.states(read, wanted, skipped)
             )
 
 
@@ -179,11 +176,11 @@ def token_nats(
     Sizes and their UserErrors are those of `scored_states`.
     """
     nats = np.empty(len(ids), dtype=np.float32)
-    for states in scored_states(
+    for scored in scored_states(
         model, ids, eos_id, context=context, stride=stride, batch_size=batch_size
     ):
-        _, row_nats = model.output.nats(states.hidden, states.targets)
-        nats[states.begin : states.end] = row_nats.cpu().numpy()
+        _, row_nats = model.output.nats(*scored.states)
+        nats[scored.begin : scored.end] = row_nats.cpu().numpy()
     return nats
 
 

@@ -371,8 +371,7 @@ def window_nats(model: MiniGPT, windows: Tensor) -> Tensor:
     with evaluating(model), uncompiled():
         for batch in torch.split(windows, max(1, _IDS_PER_PASS // n_tokens)):
             ids = batch.to(device)
-            hidden = model.hidden(ids[:, :-1])  # (B, T, D)
-            _, of_each = model.output.nats(hidden.flatten(0, 1), ids[:, 1:].flatten())
+            _, of_each = model.output.nats(*model.states(ids[:, :-1], ids[:, 1:]))  # (B·T,)
             # First to the CPU: the graphics chip of a Mac has no float64.
             nats.append(of_each.view(-1, n_tokens).cpu().double().mean(1))
     return finite(torch.cat(nats), "loss")

@@ -9,7 +9,7 @@
       │   feed forward digests       │                   │  done to it but post-norm's norms
       └──────────────┬───────────────┘                   │
                   x (B, T, D) ◄──────────────────────────┘
-                     │  norm, output
+                     │  norm, output, pointer
               logits (B, T, V)
 
 `MiniGPT.forward(ids) -> logits` gives the logits of all positions; `Objective.forward(ids,
@@ -20,13 +20,16 @@ B batch · T sequence · D d_model · V vocabulary · L n_layers · G n_kv_heads
 """
 
 import math
+from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from minigpt.config import ModelConfig, UserError
 from minigpt.layers.attention import CausalSelfAttention, KeyValueCache
 from minigpt.layers.feed_forward import make_feed_forward
 from minigpt.layers.norm import make_norm
+from minigpt.layers.pointer import Copied, NoPointer, Pointer, PointerCache
 from minigpt.layers.positions import (
     LearnedPositions,
     NoPositions,
@@ -100,6 +103,17 @@ class PreNormBlock(Block):
         return x
 
 
+class States(NamedTuple):
+    """Positions to score, N of them: what `output.nats` takes."""
+
+    hidden: Tensor
+    """(N, D), the last hidden vectors, from which the output says what comes next"""
+    targets: Tensor
+    """(N,) int64, what did come"""
+    copied: Copied | None
+    """What the model's pointer says of the targets, if it has one"""
+
+
 class MiniGPT(nn.Module):
     """A decoder-only Transformer: it reads ids from left to right and says what may come next.
 
@@ -143,6 +157,7 @@ class MiniGPT(nn.Module):
         # Two masks a step, where `dropout` takes two a block and costs a sixth of the step.
         self.edge_dropout = nn.Dropout(config.edge_dropout)
         self.output = self._make_output()
+        self.pointer = Pointer(config.d_model) if config.pointer else NoPointer()
         self._initialise()
 
     def _make_embedding(self) -> nn.Embedding | AdaptiveEmbedding:
@@ -233,25 +248,49 @@ class MiniGPT(nn.Module):
         if cache is not None:
             cache.advance(ids.size(1))
             cache.newest = embeddings[:, -1:]
-        x = self.edge_dropout(self.norm(x))
+        x = self.norm(x)
+        if cache is not None:
+            self.pointer.keep(x, ids, cache)
         return x
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return logits (B, T, V): at each position, scores of every word for the next one.
 
-        ids   (B, T) int64, T at most context_length. With the adaptive softmax the scores are
-        log-probabilities.
+        ids   (B, T) int64, T at most context_length. With the adaptive softmax or a pointer the
+        scores are log-probabilities.
         """
-        logits: Tensor = self.output(self.hidden(ids))
-        return logits
+        return self.logits(self.hidden(ids), ids)
+
+    def logits(
+        self, hidden: Tensor, ids: Tensor, cache: KeyValueCache | None = None, last: int = 0
+    ) -> Tensor:
+        """Return the logits (B, T, V) behind ids (B, T), of which `hidden` made hidden (B, T, D).
+
+        cache   the one that `hidden` was given
+        last    how many positions to score, from the end; 0: all of them
+        """
+        logits = self.output(self.edge_dropout(hidden[:, -last:]))
+        return self.pointer.mixed(logits, hidden, ids, cache)
+
+    def states(self, ids: Tensor, targets: Tensor, skipped: int = 0) -> States:
+        """Return what `output.nats` needs to say what targets (B, T), one on from ids, cost.
+
+        skipped   positions at the begin of each text that are there to look back at only
+        """
+        hidden = self.hidden(ids)  # (B, T, D)
+        copied: Copied | None = self.pointer.copied(hidden, ids, targets)  # (B, T) each
+        if copied is not None:
+            copied = Copied(*(part[:, skipped:].flatten() for part in copied))
+        # Not for the pointer: two vectors with gaps in other places are less alike than they are.
+        scored = self.edge_dropout(hidden[:, skipped:])
+        return States(scored.flatten(0, 1), targets[:, skipped:].flatten(), copied)
 
     def next_logits(self, ids: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         """Return the logits (B, V) of what follows ids (B, T), which continue what cache holds.
 
         The last position alone is scored: a text needs one next word, not T of them.
         """
-        logits: Tensor = self.output(self.hidden(ids, cache)[:, -1])
-        return logits
+        return self.logits(self.hidden(ids, cache), ids, cache, last=1)[:, 0]
 
     def new_cache(self, batch_size: int) -> KeyValueCache:
         """Return an empty cache for batch_size texts of up to context_length ids.
@@ -266,7 +305,12 @@ class MiniGPT(nn.Module):
             config.context_length,
             config.d_head,
         )
-        return KeyValueCache(like.new_zeros(shape), like.new_zeros(shape))
+        keys, values = like.new_zeros(shape), like.new_zeros(shape)
+        if not config.pointer:
+            return KeyValueCache(keys, values)
+        directions = like.new_zeros(batch_size, config.context_length, config.d_model)
+        ids = like.new_zeros(batch_size, config.context_length, dtype=torch.int64)
+        return PointerCache(keys, values, directions, ids)
 
 
 class Objective(nn.Module):
@@ -284,7 +328,6 @@ class Objective(nn.Module):
 
         ids, targets   (B, T) int64; targets[:, i] is the id that follows ids[:, i]
         """
-        hidden = self.model.hidden(ids).flatten(0, 1)  # (B·T, D)
         # The sum and the count, not the mean: sums of micro-batches add up to that of their batch.
-        nats, _ = self.model.output.nats(hidden, targets.flatten())
+        nats, _ = self.model.output.nats(*self.model.states(ids, targets))
         return nats, targets.numel()

@@ -129,12 +129,12 @@ def _read(
 ) -> Iterator[_Read]:
     """Yield what model and cache give each target, a batch at a time."""
     cache = NeuralCache(size, flatnesses)
-    for states in all_states:
-        _, row_nats = model.output.nats(states.hidden, states.targets)
+    for begin, end, states in all_states:
+        _, row_nats = model.output.nats(*states)
         log_cache = cache.read_and_keep(states.hidden, states.targets)
-        if states.begin == 0:
+        if begin == 0:
             log_cache[:, 0] = -row_nats[0]  # an empty cache has nothing to say: the model speaks
-        yield _Read(states.begin, states.end, -row_nats, log_cache)
+        yield _Read(begin, end, -row_nats, log_cache)
 
 
 def cached_token_nats(

@@ -24,6 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from minigpt.layers.pointer import Copied
+
 # 2 M float32 logits are 8 MB: a chunk and its gradient stay in a processor's last cache.
 LOGITS_PER_CHUNK = 2_097_152
 
@@ -41,9 +43,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
     logits need neither be kept for the backward pass nor be computed twice. The price is that the
     gradient itself cannot be differentiated.
 
+    With what a pointer says of a target, its probability is a mixture, g softmax + chance. Its
+    logarithm has the gradient of log softmax times the share of the mixture that is softmax's.
+
     hidden (N, D)    weight (V, D)    bias (V,) or None    targets (N,)
-    dtype        of the matrix products; sums, softmax and nats are float32
-    needs_grad   whether to make the gradients at all
+    log_gate, chance   (N,) each, the log of g and the pointer's chance; both or neither
+    dtype              of the matrix products; sums, softmax and nats are float32
+    needs_grad         whether to make the gradients at all
     """
 
     @staticmethod
@@ -52,6 +58,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
+        log_gate: Tensor | None,
+        chance: Tensor | None,
         targets: Tensor,
         dtype: torch.dtype,
         needs_grad: bool,
@@ -60,6 +68,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if needs_grad else None
         grad_weight = torch.zeros_like(weight) if needs_grad else None
         grad_bias = torch.zeros_like(bias) if needs_grad and bias is not None else None
+        share = torch.ones_like(row_nats)  # of each mixture that is softmax's
         states, table = hidden.to(dtype), weight.to(dtype)
         n_rows = max(1, LOGITS_PER_CHUNK // weight.size(0))
         for start in range(0, hidden.size(0), n_rows):
@@ -70,18 +79,27 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 logits += bias
             log_probs = logits.log_softmax(dim=-1)  # (n_rows, V)
             row_nats[rows] = -log_probs.gather(1, target).squeeze(1)
+            if log_gate is not None and chance is not None:
+                log_vocabulary = log_gate[rows] - row_nats[rows]
+                row_nats[rows] = -torch.logaddexp(log_vocabulary, chance[rows].log())
+                share[rows] = (log_vocabulary + row_nats[rows]).exp()
+                state = state * share[rows, None].to(dtype)
             if grad_hidden is not None and grad_weight is not None:
                 grad_logits = log_probs.exp_()  # in place: these are the bytes that count
                 grad_logits.scatter_add_(
                     1, target, grad_logits.new_full((1, 1), -1.0).expand_as(target)
                 )
                 if grad_bias is not None:
-                    grad_bias += grad_logits.sum(dim=0)
+                    grad_bias += share[rows] @ grad_logits
                 grad_logits = grad_logits.to(dtype)
-                grad_hidden[rows] = (grad_logits @ table).to(hidden.dtype)
+                # Rows of the gradient times their share: cheaper here than where they are V wide.
+                grad_hidden[rows] = (grad_logits @ table).to(hidden.dtype) * share[rows, None]
                 grad_weight += grad_logits.T @ state
         if needs_grad:
-            ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+            # d(−log p) / d(log g) and d(−log p) / d(chance), p = exp(−nats)
+            grad_log_gate = None if log_gate is None else -share
+            grad_chance = None if chance is None else -row_nats.exp()
+            ctx.save_for_backward(grad_hidden, grad_weight, grad_bias, grad_log_gate, grad_chance)
         ctx.mark_non_differentiable(row_nats)
         return row_nats.sum(), row_nats
 
@@ -89,26 +107,30 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_nats: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         # grad_nats is a scalar: 1 over what the sum of the nats was divided by.
-        of_hidden, of_weight, of_bias = (
-            None if grad is None else grad * grad_nats for grad in ctx.saved_tensors
-        )
-        return of_hidden, of_weight, of_bias, None, None, None
+        grads = [None if grad is None else grad * grad_nats for grad in ctx.saved_tensors]
+        return *grads, None, None, None
 
 
 def linear_cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None = None,
+    copied: Copied | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the nats of all targets (a scalar, with a gradient) and of each one (N,), without.
 
     hidden (N, D)    weight (V, D)    targets (N,) int64    bias (V,)
-    −log softmax(hidden weightᵀ + bias)[target], at most LOGITS_PER_CHUNK logits in memory at a
-    time.
+    copied   what a pointer says of the targets, (N,) each
+    −log softmax(hidden weightᵀ + bias)[target], or −log (g softmax(…)[target] + chance) beside a
+    pointer, at most LOGITS_PER_CHUNK logits in memory at a time.
     """
     apply = cast(Any, _LinearCrossEntropy.apply)
+    learnt = (hidden, weight, bias, *(copied or (None, None)))
     # Asked here: inside, gradients are off and the table is a parameter even under no_grad.
-    learns = any(part is not None and part.requires_grad for part in (hidden, weight, bias))
+    learns = any(part is not None and part.requires_grad for part in learnt)
     needs_grad = torch.is_grad_enabled() and learns
-    total, row_nats = apply(hidden, weight, bias, targets, _matmul_dtype(hidden), needs_grad)
+    total, row_nats = apply(*learnt, targets, _matmul_dtype(hidden), needs_grad)
     return total, row_nats
 
 
@@ -128,9 +150,11 @@ class FullSoftmax(nn.Module):
         """Return logits (…, V) for hidden (…, D)."""
         return F.linear(hidden, self.table, self.bias)
 
-    def nats(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def nats(
+        self, hidden: Tensor, targets: Tensor, copied: Copied | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return what `linear_cross_entropy` does, for hidden (N, D) and targets (N,)."""
-        return linear_cross_entropy(hidden, self.table, targets, self.bias)
+        return linear_cross_entropy(hidden, self.table, targets, self.bias, copied)
 
 
 class SampledSoftmax(FullSoftmax):
@@ -154,19 +178,21 @@ class SampledSoftmax(FullSoftmax):
         self.n_frequent = min(n_frequent, table.size(0))
         self.n_sampled = n_sampled
 
-    def nats(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def nats(
+        self, hidden: Tensor, targets: Tensor, copied: Copied | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return what `FullSoftmax.nats` does; while gradients are wanted in training, estimates.
 
-        hidden (N, D)    targets (N,)
+        hidden (N, D)    targets (N,)    copied (N,) each
         """
         if not (self.training and torch.is_grad_enabled()):
-            return super().nats(hidden, targets)
+            return super().nats(hidden, targets, copied)
         candidates, places = self._candidates(targets)
         table = self.table.index_select(0, candidates)  # (C, D)
         correction = -self._log_inclusion(len(targets), candidates)
         if self.bias is not None:
             correction = correction + self.bias[candidates]
-        return linear_cross_entropy(hidden, table, places, correction)
+        return linear_cross_entropy(hidden, table, places, correction, copied)
 
     def _candidates(self, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the ids to score (C,), ascending, and the place among them of each target (N,)."""
@@ -265,12 +291,15 @@ class AdaptiveSoftmax(nn.Module):
             parts.append(tail.float().log_softmax(dim=-1) + head[..., first + i, None])
         return torch.cat(parts, dim=-1)
 
-    def nats(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def nats(
+        self, hidden: Tensor, targets: Tensor, copied: Copied | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return what `FullSoftmax.nats` does, for hidden (N, D) and targets (N,).
 
         Every row is scored once in the head, where a rare target stands for its cluster; the rows
         of rare targets once more within it. The nats add up, as the probabilities multiply.
         """
+        assert copied is None, "a product of two softmaxes is mixed with no pointer: see the config"
         bounds = self.bounds
         head_targets = targets.clone()  # (N,)
         for i in range(len(self.projections)):

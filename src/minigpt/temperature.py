@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from minigpt.config import require
-from minigpt.evaluate import ScoredStates, scored_states
-from minigpt.model import MiniGPT
+from minigpt.evaluate import scored_states
+from minigpt.model import MiniGPT, States
 from minigpt.output import FullSoftmax, linear_cross_entropy
 
 # Distance, as a share, at which slope and curvature are measured: wide enough for float32 nats.
@@ -33,13 +33,13 @@ _MOST_STEPS = 8
 
 
 @torch.no_grad()
-def _nats(model: MiniGPT, states: ScoredStates, inverse: float) -> tuple[Tensor, Tensor]:
+def _nats(model: MiniGPT, states: States, inverse: float) -> tuple[Tensor, Tensor]:
     """Return what `model.output.nats` does, a scalar and (N,), for logits multiplied by 1/τ."""
     output, hidden = model.output, states.hidden * inverse  # (N, D)
     if isinstance(output, FullSoftmax) and output.bias is not None:
         bias = output.bias * inverse  # (V,)
-        return linear_cross_entropy(hidden, output.table, states.targets, bias)
-    return output.nats(hidden, states.targets)
+        return linear_cross_entropy(hidden, output.table, states.targets, bias, states.copied)
+    return output.nats(hidden, states.targets, states.copied)
 
 
 def tempered_token_nats(
@@ -59,11 +59,11 @@ def tempered_token_nats(
     """
     require(0 < temperature < math.inf, f"temperature is {temperature}: it must be greater than 0")
     nats = np.empty(len(ids), dtype=np.float32)
-    for states in scored_states(
+    for begin, end, states in scored_states(
         model, ids, eos_id, context=context, stride=stride, batch_size=batch_size
     ):
         _, row_nats = _nats(model, states, 1 / temperature)
-        nats[states.begin : states.end] = row_nats.cpu().numpy()
+        nats[begin:end] = row_nats.cpu().numpy()
     return nats
 
 
@@ -86,7 +86,7 @@ def fit_temperature(
     for _ in range(_MOST_STEPS):
         points = np.array([1 - _STEP, 1, 1 + _STEP]) * inverse
         totals = np.zeros(3)
-        for states in scored_states(
+        for _, _, states in scored_states(
             model, ids, eos_id, context=context, stride=stride, batch_size=batch_size
         ):
             for i, point in enumerate(points):

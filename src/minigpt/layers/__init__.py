@@ -1,6 +1,6 @@
 """The parts of a Transformer, a file a part.
 
-norm, positions, token_shift, attention, feed_forward.
+norm, positions, token_shift, attention, pointer, feed_forward.
 """
 
 from minigpt.layers.attention import (
@@ -11,6 +11,7 @@ from minigpt.layers.attention import (
 )
 from minigpt.layers.feed_forward import PositionwiseFeedForward
 from minigpt.layers.norm import LayerNorm, RMSNorm
+from minigpt.layers.pointer import Pointer
 from minigpt.layers.positions import PositionalEncoding, Rotary, sinusoidal_table
 from minigpt.layers.token_shift import TokenShift
 
@@ -19,6 +20,7 @@ __all__ = [
     "KeyValueCache",
     "LayerNorm",
     "MultiHeadAttention",
+    "Pointer",
     "PositionalEncoding",
     "PositionwiseFeedForward",
     "RMSNorm",
