@@ -206,7 +206,9 @@ def in_pieces(model: MiniGPT, ids: torch.Tensor) -> torch.Tensor:
     """Read ids in pieces through a cache, and return the logits of all positions."""
     cache = model.new_cache(ids.size(0))
     pieces = ids.split([1, 4, 1, 3, ids.size(1) - 9], dim=1)
-    return torch.cat([model.output(model.hidden(piece, cache)) for piece in pieces], dim=1)
+    return torch.cat(
+        [model.logits(model.hidden(piece, cache), piece, cache) for piece in pieces], dim=1
+    )
 
 
 def piece_by_piece(model: MiniGPT, ids: torch.Tensor) -> torch.Tensor:
