@@ -244,12 +244,11 @@ class MiniGPT(nn.Module):
         x = self.edge_dropout(self.positions(x, offset))
         for block in self.blocks:
             x = block(x, cache)  # (B, T, D)
+        x = self.norm(x)
         # Only now: until the last block has stored its part, all must see the same length.
         if cache is not None:
             cache.advance(ids.size(1))
             cache.newest = embeddings[:, -1:]
-        x = self.norm(x)
-        if cache is not None:
             self.pointer.keep(x, ids, cache)
         return x
 
@@ -259,7 +258,8 @@ class MiniGPT(nn.Module):
         ids   (B, T) int64, T at most context_length. With the adaptive softmax or a pointer the
         scores are log-probabilities.
         """
-        return self.logits(self.hidden(ids), ids)
+        logits = self.logits(self.hidden(ids), ids)
+        return logits
 
     def logits(
         self, hidden: Tensor, ids: Tensor, cache: KeyValueCache | None = None, last: int = 0
