@@ -72,6 +72,14 @@ def test_flops_by_hand() -> None:
     assert found.training_flops == 3 * found.forward_flops
 
 
+def test_a_pointer_is_counted_by_hand() -> None:
+    """A vector and two numbers; a cosine for each earlier place; directions and ids kept."""
+    with_one, without = (sizes(small(**GPT2, pointer=pointer), V) for pointer in (True, False))
+    assert with_one.parts["pointer"] == with_one.n_parameters - without.n_parameters == D + 2
+    assert with_one.forward_flops - without.forward_flops == 2 * D * (T - 1) / 2
+    assert with_one.cache_bytes - without.cache_bytes == T * (4 * D + 8)
+
+
 def test_the_adaptive_softmax_costs_less_and_is_counted() -> None:
     full = sizes(small(position="rotary"), 997)
     adaptive = sizes(small(position="rotary", output="adaptive", cutoffs=(101, 307)), 997)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from minigpt.config import Config, TokenizerConfig
+from minigpt.layers.attention import KeyValueCache
 from minigpt.model import MiniGPT
 from minigpt.optim import hidden_matrices
 from minigpt.output import LOGITS_PER_CHUNK, AdaptiveSoftmax, SampledSoftmax
@@ -35,7 +36,8 @@ class Sizes:
 
     vocab_size: int
     parts: dict[str, int]
-    """Parameters by part: word tables, positions, attention, feed-forward, norms, output."""
+    """Parameters by part: word tables, positions, token shift, attention, feed-forward, norms,
+    pointer, output."""
     n_parameters: int
     """All of them, a tied table counted once."""
     n_embedding: int
@@ -47,7 +49,7 @@ class Sizes:
     training_bytes: dict[str, int]
     """Memory of a training step: weights, gradients, optimizer, activations (an estimate)."""
     cache_bytes: int
-    """Keys and values of one text that fills the context."""
+    """Keys and values of one text that fills the context, and what a pointer keeps of it."""
 
     @property
     def n_non_embedding(self) -> int:
@@ -85,8 +87,12 @@ def sizes(config: Config, vocab_size: int) -> Sizes:
         # Backward needs the gradient of both factors of each product: two products for one.
         training_flops=3 * forward,
         training_bytes=_training_bytes(model, config, n_parameters),
-        cache_bytes=model.new_cache(1).keys.numel() * 2 * BYTES_PER_NUMBER,
+        cache_bytes=_cache_bytes(model.new_cache(1)),
     )
+
+
+def _cache_bytes(cache: KeyValueCache) -> int:
+    return sum(part.nbytes for part in vars(cache).values() if isinstance(part, Tensor))
 
 
 def _part_of(name: str) -> str:
@@ -95,8 +101,9 @@ def _part_of(name: str) -> str:
         return "norms"
     if name.startswith("blocks."):
         return "attention" if ".attention." in name else "feed-forward"
-    if name.startswith("positions."):
-        return "positions"
+    for part in ("positions", "token_shift", "pointer"):
+        if name.startswith(f"{part}."):
+            return part.replace("_", " ")
     if "table" in name or name == "embedding.weight":
         return "word tables"
     return "output"  # of the adaptive softmax: projections and the rows that name clusters
@@ -110,11 +117,13 @@ def _forward_flops(model: MiniGPT, n_targets: int) -> float:
                 position, of which there are (T + 1) / 2 on average
     output      2 · D · V, or the expected share of it under the adaptive softmax, and under the
                 sampled one in training on n_targets at once
+    pointer     D · (T − 1): a cosine for each earlier place
     """
     config = model.config
     matrices = 2.0 * sum(p.numel() for p in model.blocks.parameters() if p.dim() == 2)
     attention = 2.0 * config.n_layers * config.n_heads * config.d_head * (config.context_length + 1)
-    return matrices + attention + _output_flops(model, n_targets)
+    pointer = config.d_model * (config.context_length - 1) if config.pointer else 0
+    return matrices + attention + _output_flops(model, n_targets) + pointer
 
 
 def _output_flops(model: MiniGPT, n_targets: int) -> float:
@@ -165,6 +174,10 @@ def _training_bytes(model: MiniGPT, config: Config, n_parameters: int) -> dict[s
     n_tokens = n_windows * model.config.context_length
     blocks = len(model.blocks) * _saved_bytes(model, n_windows)
     outside = BYTES_PER_NUMBER * (4 * n_tokens * model.config.d_model + 2 * LOGITS_PER_CHUNK)
+    if model.config.pointer:  # directions, scores, shares, and which of them offer the target
+        outside += (
+            BYTES_PER_NUMBER * n_tokens * (model.config.d_model + 3 * model.config.context_length)
+        )
     return {
         "weights": BYTES_PER_NUMBER * n_parameters,
         "gradients": BYTES_PER_NUMBER * n_parameters,
