@@ -29,7 +29,7 @@ def by_hand(
     rows = []
     for t in range(len(ids)):
         sentinel = hidden[t] @ pointer.sentinel + pointer.sentinel_score
-        cosines = [functional.cosine_similarity(hidden[t], hidden[j], dim=0) for j in range(t)]
+        cosines = [functional.cosine_similarity(hidden[t], hidden[j], dim=0) for j in range(t - 1)]
         scores = torch.stack([sentinel, *(c * pointer.log_sharpness.exp() for c in cosines)])
         gate, *shares = scores.exp() / scores.exp().sum()
         row = gate * logits[t].softmax(dim=-1)
@@ -63,11 +63,19 @@ def test_what_it_says_of_the_targets_is_what_it_says_of_all_words():
     assert (chance > 0).any()
 
 
-def test_the_first_word_is_left_to_the_vocabulary():
-    hidden, ids = torch.randn(B, 1, D), random_ids(B, 1)
+def test_the_first_two_words_are_left_to_the_vocabulary():
+    hidden, ids = torch.randn(B, 2, D), random_ids(B, 2)
     log_gate, chance = make_pointer().copied(hidden, ids, ids)
-    assert_close(log_gate, torch.zeros(B, 1))
-    assert_close(chance, torch.zeros(B, 1))
+    assert_close(log_gate, torch.zeros(B, 2))
+    assert_close(chance, torch.zeros(B, 2))
+
+
+def test_the_word_just_read_is_not_offered_for_having_been_read():
+    hidden, ids = torch.randn(1, T, D), torch.arange(T)[None]
+    _, chance = make_pointer().copied(hidden, ids, ids)  # each target is the word just read
+    assert_close(chance, torch.zeros(1, T))
+    _, of_the_one_before = make_pointer().copied(hidden, ids, ids - 1)
+    assert (of_the_one_before[:, 2:] > 0).all()
 
 
 def test_the_length_of_a_vector_does_not_matter_to_where_it_points():

@@ -4,13 +4,15 @@ In: the last hidden vectors (B, T, D) and the ids (B, T) that they came from. Ou
 probability is left to the vocabulary, and how much goes to each earlier place, for its word:
 
     p(word) = g · p_vocabulary(word) + Σ_j [word = x_{j+1}] a_j
-    (g, a) = softmax(sentinel, θ cos(h_t, h_0) … θ cos(h_t, h_{t−1}))
+    (g, a) = softmax(sentinel, θ cos(h_t, h_0) … θ cos(h_t, h_{t−2}))
 
 A pointer sentinel mixture (Merity et al. 2016, section 2, equations 3 to 7; WikiText-2 comes from
 the same paper). To say a name again, a table must know it by heart; a pointer has to find it.
 Here place j offers the word after it, x_{j+1}, and is found by the vector from which that word was
 to be guessed, as in the neural cache (Grave et al. 2017): what finds and what is found are of one
-kind, so there is nothing to project.
+kind, so there is nothing to project. The last word read, x_t, is offered by place t − 1, which is
+much like place t and always close by; but hardly any text says a word twice on end, so it is left
+to the vocabulary.
 
 B batch · T positions, the last of S places · D d_model · V vocabulary
 """
@@ -65,15 +67,15 @@ class Pointer(nn.Module):
     def forward(self, hidden: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
         """Return log g (B, T) and the weights a (B, T, S) of the places.
 
-        hidden       (B, T, D), of the last T places; each of them sees those before itself
+        hidden       (B, T, D), of the last T places; each sees those more than one before itself
         directions   (B, S, D), the hidden vectors of all places, made 1 long
         """
         cosines = direction(hidden) @ directions.transpose(-2, -1)  # (B, T, S)
         scores = cosines.float() * self.log_sharpness.exp()
         n_positions, n_places = scores.shape[-2:]
         unseen = torch.ones(n_positions, n_places, dtype=torch.bool, device=hidden.device)
-        scores = scores.masked_fill(unseen.triu(n_places - n_positions), -torch.inf)
-        # Where there is no place yet there is the sentinel: a first word is the vocabulary's.
+        scores = scores.masked_fill(unseen.triu(n_places - n_positions - 1), -torch.inf)
+        # Where there is no place yet there is the sentinel: the first words are the vocabulary's.
         sentinel = hidden.float() @ self.sentinel + self.sentinel_score  # (B, T)
         log_shares = torch.cat((sentinel[..., None], scores), dim=-1).log_softmax(dim=-1)
         return log_shares[..., 0], log_shares[..., 1:].exp()
