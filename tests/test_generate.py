@@ -271,7 +271,7 @@ def test_only_the_last_position_gets_logits():
     model, shapes = make_model(), []
     model.output.register_forward_hook(lambda _, inputs, __: shapes.append(inputs[0].shape))
     list(generate(model, random_ids(11), Sampling(max_new_tokens=2)))
-    assert shapes == [(1, 22), (1, 22)]
+    assert shapes == [(1, 1, 22), (1, 1, 22)]
 
 
 def test_each_position_is_read_once_while_the_window_lasts():

@@ -38,7 +38,8 @@ def by_hand(model, ids, settings, context, stride):
             begin = context + (i - context) // stride * stride - (context - stride)
         before = [ids[begin - 1] if begin else EOS, *ids[begin:i]]
         hidden = model.hidden(torch.tensor([before]))[0, -1]
-        p = model.output(hidden).double().softmax(dim=-1)[target].item()
+        logits = model.next_logits(torch.tensor([before]))[0]
+        p = logits.double().softmax(dim=-1)[target].item()
         key = F.normalize(hidden.double(), dim=0)
         recent = kept[-settings.size :]
         strengths = [math.exp(settings.flatness * float(key @ old)) for old, _ in recent]

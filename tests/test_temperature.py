@@ -47,10 +47,13 @@ def test_the_tempered_probabilities_of_all_words_sum_to_one(name, temperature):
 @pytest.mark.parametrize("name", ["gpt2", "sampled"])
 @torch.no_grad()
 def test_a_full_softmax_is_the_softmax_of_the_divided_logits(name):
+    """And a pointer beside it is mixed with that softmax as with the model's own."""
     model, ids = make_model(MODELS[name]), ids_of(T)
     nats = tempered_token_nats(model, ids, EOS, 1.7, context=T)
     inputs = torch.tensor([[EOS, *map(int, ids[:-1])]])
-    log_probs = (model(inputs)[0] / 1.7).log_softmax(dim=-1)
+    hidden = model.hidden(inputs)
+    tempered = model.pointer.mixed(model.output(hidden) / 1.7, hidden, inputs)
+    log_probs = tempered[0].log_softmax(dim=-1)
     expected = -log_probs[range(T), ids.astype(np.int64)]
     assert nats == pytest.approx(expected.numpy(), abs=1e-5)
 

@@ -10,7 +10,8 @@ on a text it was not trained on, takes much of that back and never changes which
 The logits are linear in the hidden vector and the bias, so to divide them all these two are
 divided: no (N, V) tensor is made. With the adaptive softmax that tempers each of its softmaxes, the
 head and the clusters, and what they multiply to is a probability over the whole vocabulary as
-before.
+before. Beside a pointer it tempers the vocabulary's softmax alone: how sharply the pointer looks,
+and how much it is listened to, was learned by itself.
 
 N scored positions · D d_model · V vocabulary
 """

@@ -106,7 +106,10 @@ class Pointer(nn.Module):
             directions, seen = cache.places()
         log_gate, weights = self(hidden[:, -logits.size(1) :], directions)
         log_vocabulary = logits.float().log_softmax(dim=-1) + log_gate[..., None]
-        return torch.logaddexp(log_vocabulary, chances(weights, seen, logits.size(-1)).log())
+        of_words = chances(weights, seen, logits.size(-1))
+        # Most words are offered nowhere. At 0 the logarithm would have no gradient.
+        log_pointer = of_words.clamp(min=torch.finfo(of_words.dtype).tiny).log()
+        return torch.logaddexp(log_vocabulary, log_pointer)
 
 
 def chances(weights: Tensor, ids: Tensor, vocab_size: int) -> Tensor:
