@@ -103,6 +103,21 @@ def test_the_nats_of_a_mixture_and_their_gradients(monkeypatch):
         assert_close(mine, other, atol=1e-5, rtol=1e-4)
 
 
+def test_a_target_that_could_not_be_less_likely_gives_no_nan():
+    table = torch.zeros(V, D)
+    table[3] = 1.0
+    hidden = torch.full((1, D), 300.0).requires_grad_()
+    log_gate, weights = torch.zeros(1), torch.zeros(1, 2, requires_grad=True)
+    chance = (weights * torch.tensor([True, False])).sum(dim=-1)
+    total, _ = linear_cross_entropy(
+        hidden, table, torch.tensor([5]), None, Copied(log_gate, chance)
+    )
+    assert total > 1_000
+    of_hidden, of_weights = torch.autograd.grad(total, (hidden, weights))
+    assert of_hidden.isfinite().all()
+    assert of_weights.isfinite().all()
+
+
 def test_no_gradient_is_lost_where_no_place_offers_the_target():
     model = make_model(replace(MODELS["sampled"], n_layers=1)).train()
     ids = torch.arange(T)[None]  # each word once: nothing to point at

@@ -23,7 +23,7 @@ Pass = Callable[[Objective], None]
 
 
 def compile_blocks(model: MiniGPT) -> None:
-    """Compile each block in place: they share their code, so it is compiled once.
+    """Compile each block in place: they share their code, so it is compiled once. And the pointer.
 
     Names in the state dict stay. The softmax over the vocabulary is left alone: the adaptive one
     has other shapes in every batch.

@@ -96,9 +96,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 grad_hidden[rows] = (grad_logits @ table).to(hidden.dtype) * share[rows, None]
                 grad_weight += grad_logits.T @ state
         if needs_grad:
-            # d(−log p) / d(log g) and d(−log p) / d(chance), p = exp(−nats)
+            # d(−log p) / d(log g) and d(−log p) / d(chance), p = exp(−nats). Past 80 nats 1 / p
+            # would soon be infinite, and NaN where it meets a place that offers something else.
             grad_log_gate = None if log_gate is None else -share
-            grad_chance = None if chance is None else -row_nats.exp()
+            grad_chance = None if chance is None else -row_nats.clamp(max=80).exp()
             ctx.save_for_backward(grad_hidden, grad_weight, grad_bias, grad_log_gate, grad_chance)
         ctx.mark_non_differentiable(row_nats)
         return row_nats.sum(), row_nats
