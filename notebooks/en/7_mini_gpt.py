@@ -191,7 +191,7 @@ table(["what", "value"], figure_rows({**found, "run": run.path.name}))
 # %% [markdown]
 # A minute is little, and how far it reaches depends on the machine: compare your own figure with
 # these. On WikiText-2 a unigram has 965 and a bigram 312 (notebook 6); the preset
-# `wikitext2-10min` on two cores reaches about 98; what took others hours to days stands at 60
+# `wikitext2-10min` on two cores reaches about 85; what took others hours to days stands at 60
 # to 70.
 #
 # ## What it writes
@@ -343,7 +343,7 @@ table(["file", "bytes", "what it is for"], rows)
 #
 # `minigpt train wikitext2-10min`
 #
-# takes the perplexity to about 98 (two cores, seed 1: see
+# takes the perplexity to about 85 (two cores, seed 1: see
 # [experiments](../../docs/experiments.md)), and a night takes it further. What ten minutes cannot
 # do either is learn to write *about* something: for that, two million words are a thousandth of
 # what is needed.

@@ -185,7 +185,7 @@ table(["what", "value"], figure_rows({**found, "run": run.path.name}))
 
 # %% [markdown]
 # 一分钟很短，能走到哪里取决于机器：请拿你自己的数与下面这些比较。在 WikiText-2 上，unigram 是 965，
-# bigram 是 312（笔记本 6）；预设 `wikitext2-10min` 在两个核上大约到 98；
+# bigram 是 312（笔记本 6）；预设 `wikitext2-10min` 在两个核上大约到 85；
 # 别人花几小时到几天得到的结果在 60 到 70。
 #
 # ## 它写些什么
@@ -330,7 +330,7 @@ table(["file", "bytes", "what it is for"], rows)
 #
 # `minigpt train wikitext2-10min`
 #
-# 能把困惑度降到大约 98（两个核，种子 1：见[实验记录](../../docs/experiments.md)），
+# 能把困惑度降到大约 85（两个核，种子 1：见[实验记录](../../docs/experiments.md)），
 # 训练一夜还会更低。但十分钟同样学不会*言之有物*：那需要的文本，两百万词只是它的千分之一。
 
 # %%
