@@ -16,7 +16,8 @@
 targets)` gives the loss without ever holding them all. Which parts a model has is chosen here,
 once, from its config; no `forward` asks again.
 
-B batch · T sequence · D d_model · V vocabulary · L n_layers · G n_kv_heads · K d_head
+B batch · T sequence · N positions to score · D d_model · V vocabulary · L n_layers
+G n_kv_heads · K d_head
 """
 
 import math
@@ -157,6 +158,7 @@ class MiniGPT(nn.Module):
         # Two masks a step, where `dropout` takes two a block and costs a sixth of the step.
         self.edge_dropout = nn.Dropout(config.edge_dropout)
         self.output = self._make_output()
+        # Beside the output, not behind it: what it says of a word needs no row of any table.
         self.pointer = Pointer(config.d_model) if config.pointer else NoPointer()
         self._initialise()
 
@@ -268,6 +270,8 @@ class MiniGPT(nn.Module):
 
         cache   the one that `hidden` was given
         last    how many positions to score, from the end; 0: all of them
+        With a pointer the probabilities are mixed here, place by place and word by word: what the
+        vocabulary says of all words, and what the places of the text have to offer.
         """
         logits = self.output(self.edge_dropout(hidden[:, -last:]))
         return self.pointer.mixed(logits, hidden, ids, cache)
@@ -276,6 +280,8 @@ class MiniGPT(nn.Module):
         """Return what `output.nats` needs to say what targets (B, T), one on from ids, cost.
 
         skipped   positions at the begin of each text that are there to look back at only
+        Training and every figure go this way, never by `logits`: of a mixture they need the
+        target's part alone, which is three numbers a position where the logits are V.
         """
         hidden = self.hidden(ids)  # (B, T, D)
         copied: Copied | None = self.pointer.copied(hidden, ids, targets)  # (B, T) each

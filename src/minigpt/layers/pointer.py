@@ -14,7 +14,7 @@ kind, so there is nothing to project. The last word read, x_t, is offered by pla
 much like place t and always close by; but hardly any text says a word twice on end, so it is left
 to the vocabulary.
 
-B batch · T positions, the last of S places · D d_model · V vocabulary
+B batch · T positions · S places, of which they are the last · D d_model · V vocabulary
 """
 
 from typing import NamedTuple
