@@ -176,11 +176,11 @@ def token_nats(
     Sizes and their UserErrors are those of `scored_states`.
     """
     nats = np.empty(len(ids), dtype=np.float32)
-    for scored in scored_states(
+    for begin, end, states in scored_states(
         model, ids, eos_id, context=context, stride=stride, batch_size=batch_size
     ):
-        _, row_nats = model.output.nats(*scored.states)
-        nats[scored.begin : scored.end] = row_nats.cpu().numpy()
+        _, row_nats = model.output.nats(*states)
+        nats[begin:end] = row_nats.cpu().numpy()
     return nats
 
 

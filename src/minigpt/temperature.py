@@ -10,8 +10,9 @@ on a text it was not trained on, takes much of that back and never changes which
 The logits are linear in the hidden vector and the bias, so to divide them all these two are
 divided: no (N, V) tensor is made. With the adaptive softmax that tempers each of its softmaxes, the
 head and the clusters, and what they multiply to is a probability over the whole vocabulary as
-before. Beside a pointer it tempers the vocabulary's softmax alone: how sharply the pointer looks,
-and how much it is listened to, was learned by itself.
+before. Beside a pointer it tempers the vocabulary's softmax alone, before the two are mixed: how
+sharply the pointer looks, and how much it is listened to, was learned by itself. Only there may
+another word come first.
 
 N scored positions · D d_model · V vocabulary
 """
@@ -79,9 +80,10 @@ def fit_temperature(
 ) -> float:
     """Return the temperature at which ids cost the fewest nats. Give it valid, never test.
 
-    Guo et al. 2017, section 4.2 ("temperature scaling"). In 1/τ the nats are convex, so Newton's
-    method finds their one minimum. Each of its steps reads the text once and scores it at three
-    temperatures. The answer lies between 1/8 and 8.
+    Guo et al. 2017, section 4.2 ("temperature scaling"). In 1/τ the nats of a softmax are convex,
+    so Newton's method finds their one minimum; mixed with a pointer's they need not be. Each of
+    its steps reads the text once and scores it at three temperatures. The answer lies between 1/8
+    and 8.
     """
     inverse = 1.0
     for _ in range(_MOST_STEPS):

@@ -70,7 +70,8 @@ class Pointer(nn.Module):
         hidden       (B, T, D), of the last T places; each sees those more than one before itself
         directions   (B, S, D), the hidden vectors of all places, made 1 long
         """
-        cosines = direction(hidden) @ directions.transpose(-2, -1)  # (B, T, S)
+        queries = directions[:, -hidden.size(1) :]  # (B, T, D)
+        cosines = queries @ directions.transpose(-2, -1)  # (B, T, S)
         scores = cosines.float() * self.log_sharpness.exp()
         n_positions, n_places = scores.shape[-2:]
         unseen = torch.ones(n_positions, n_places, dtype=torch.bool, device=hidden.device)
