@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.checkpoint import read_json
-from minigpt.config import UserError
+from minigpt.errors import UserError
 
 Result = dict[str, Any]
 

@@ -14,9 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from minigpt.config import TokenizerConfig, UserError
+from minigpt.config import TokenizerConfig
 from minigpt.corpus import open_corpus
 from minigpt.data import fit_tokenizer, prepare
+from minigpt.errors import UserError
 
 Ids = NDArray[Any]
 

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from minigpt.config import Config, UserError
+from minigpt.config import Config
+from minigpt.errors import UserError
 from peer import Ids, Words, checkout_of, imported
 
 Checkouts = dict[str, Path | None]

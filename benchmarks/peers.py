@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from minigpt.config import Config, UserError, closest
+from minigpt.config import Config
+from minigpt.errors import UserError, closest
 from peer import Peer, Words, checkout_of, imported
 from peer_gpt import Checkouts, WindowedGPT, gpt2, nanogpt
 from peer_word_model import WordModel

@@ -34,7 +34,8 @@ import torch
 
 from curves import Ratio, Result, load, points, ratios, require_alike
 from minigpt.checkpoint import write_json
-from minigpt.config import Config, UserError, closest, preset_names, require
+from minigpt.config import Config, preset_names
+from minigpt.errors import UserError, closest, require
 from minigpt.machine import matrix_rates, set_threads
 from peer import Peer, Words, closed_vocabulary
 from peer_gpt import GPT_RATE

@@ -23,7 +23,8 @@ from torch import Tensor
 from torch._inductor.utils import fresh_cache
 
 from curves import Point, Result
-from minigpt.config import Config, require, to_dict
+from minigpt.config import Config, to_dict
+from minigpt.errors import require
 from minigpt.evaluate import perplexity, token_nats
 from minigpt.events import Event, Noted, Started, Stepped, Validated
 from minigpt.machine import choose_precision, matrix_rates

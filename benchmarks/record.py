@@ -15,7 +15,7 @@ from minigpt.checkpoint import Run, write_json
 from minigpt.corpus import Split, open_corpus
 from minigpt.data import prepare
 from minigpt.evaluate import evaluate
-from minigpt.generate import Sampling, generate_text
+from minigpt.generate import generate_text
 from minigpt.machine import set_threads
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
@@ -41,7 +41,7 @@ def main() -> None:
     options = parser.parse_args()
     set_threads(0)
     run = Run.open(options.run)
-    sampling = Sampling(max_new_tokens=100)
+    sampling = run.config.sampling
     text = "".join(generate_text(run.model, run.tokenizer, "", sampling))
     context = run.config.model.context_length
     result = {

@@ -31,7 +31,8 @@ from typing import Any
 import torch
 
 from minigpt.checkpoint import write_json
-from minigpt.config import Config, UserError
+from minigpt.config import Config
+from minigpt.errors import UserError
 from minigpt.machine import choose_precision, matrix_rates, set_threads
 from products import Product, flops
 from setting import command, machine, named_config

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Self
 
-from minigpt.config import UserError
+from minigpt.errors import UserError
 from minigpt.machine import set_threads
 
 Figures = dict[str, Any]

@@ -11,10 +11,13 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "minigpt"
 
 READING_ORDER = [
+    "errors",
+    "sampling",
     "config",
     "files",
     "text",
     "vocabulary",
+    "spelling",
     "tokenizer",
     "python_docs",
     "downloads",
@@ -44,6 +47,9 @@ READING_ORDER = [
     "events",
     "training_state",
     "train",
+    "filters",
+    "decoding",
+    "beams",
     "generate",
     "attention_picture",
     "attention_page",
@@ -65,6 +71,7 @@ READING_ORDER = [
     "quickstart",
     "api",
     "serve",
+    "prompt_loop",
     "command_options",
     "command_line",
     "cli",
@@ -74,7 +81,19 @@ DOORS = {"__init__", "__main__", "cli", "api"}
 # WikiText2 reads the corpus, but nothing else among the classic names needs one.
 EXCEPTIONS = {("text", "corpus")}
 # The first line of their errors is for users; they may be read without any of the others.
-NO_TORCH = {"config", "files", "text", "tokenizer", "corpus", "command_options", "command_line"}
+NO_TORCH = {
+    "errors",
+    "sampling",
+    "config",
+    "files",
+    "spelling",
+    "prompt_loop",
+    "text",
+    "tokenizer",
+    "corpus",
+    "command_options",
+    "command_line",
+}
 
 
 def name_of(path: Path) -> str:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 from torch.testing import assert_close
 
-from minigpt.config import UserError
+from minigpt.errors import UserError
 from minigpt.layers.attention import (
     CausalSelfAttention,
     KeyValueCache,

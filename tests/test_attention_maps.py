@@ -11,7 +11,8 @@ import torch
 from minigpt import attention_maps as module
 from minigpt.attention_maps import AttentionMaps, attention_maps, recorded
 from minigpt.attention_page import numbers
-from minigpt.config import ModelConfig, UserError
+from minigpt.config import ModelConfig
+from minigpt.errors import UserError
 from minigpt.layers.attention import fast_causal_attention
 from minigpt.model import MiniGPT
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from minigpt import attention_page, attention_picture
 from minigpt.attention_maps import AttentionMaps
 from minigpt.attention_page import packed
-from minigpt.config import UserError
+from minigpt.errors import UserError
 
 L, H, T = 2, 3, 7
 HOSTILE = [

@@ -18,9 +18,10 @@ import pytest
 import torch
 from torch._inductor.codecache import CppCodeCache
 
-from minigpt.config import Config, ModelConfig, TokenizerConfig, UserError, load_preset
+from minigpt.config import Config, ModelConfig, TokenizerConfig, load_preset
 from minigpt.corpus import open_corpus
 from minigpt.data import prepare
+from minigpt.errors import UserError
 from minigpt.evaluate import Score, evaluate
 from minigpt.events import Started, Stepped, Validated
 from minigpt.train import train

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torch.optim import AdamW
 from torch.utils.flop_counter import FlopCounterMode
 
-from minigpt.config import UserError
 from minigpt.data import Batch
+from minigpt.errors import UserError
 from minigpt.events import Stepped
 from minigpt.info import sizes
 from minigpt.model import Objective

@@ -26,7 +26,8 @@ from minigpt.checkpoint import (
     write_json,
 )
 from minigpt.compilation import compile_blocks
-from minigpt.config import Config, OptimConfig, TokenizerConfig, UserError
+from minigpt.config import Config, OptimConfig, TokenizerConfig
+from minigpt.errors import UserError
 from minigpt.model import MiniGPT, Objective
 from minigpt.optim import make_optimizers
 from minigpt.tokenizer import Tokenizer

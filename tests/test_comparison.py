@@ -13,7 +13,8 @@ from rich.console import Console
 from minigpt import comparison, measurement
 from minigpt.checkpoint import Run
 from minigpt.comparison import Comparison, compare, ids_sha256
-from minigpt.config import TokenizerKind, UserError
+from minigpt.config import TokenizerKind
+from minigpt.errors import UserError
 from minigpt.measurement import measure
 from tiny import T, make_run, write_articles
 

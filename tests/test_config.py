@@ -12,8 +12,6 @@ from minigpt.config import (
     ModelConfig,
     OptimConfig,
     TokenizerConfig,
-    UserError,
-    closest,
     closest_key,
     from_dict,
     key_names,
@@ -22,6 +20,7 @@ from minigpt.config import (
     preset_names,
     to_dict,
 )
+from minigpt.errors import UserError, closest
 
 
 def test_the_presets_of_the_design_are_there_and_valid() -> None:
@@ -74,6 +73,17 @@ def test_whole_numbers_serve_as_float_and_lists_as_tuple() -> None:
     config = from_dict(Config, {"minutes": 5, "model": {"cutoffs": [5, 7]}})
     assert isinstance(config.minutes, float)
     assert config.model.cutoffs == (5, 7)
+
+
+def test_none_can_be_said_where_a_file_knows_no_null(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('[sampling]\ntop_k = "none"\ntop_p = 0.9\n', encoding="utf-8")
+    sampling = load_file(file).sampling
+    assert (sampling.top_k, sampling.top_p) == (None, 0.9)
+    with pytest.raises(UserError, match="seed is 'none': it must be a whole number"):
+        from_dict(Config, {"sampling": {"seed": "none"}})
+    with pytest.raises(UserError, match="top_p is 2"):
+        from_dict(Config, {"sampling": {"top_p": 2}})
 
 
 @pytest.mark.parametrize(

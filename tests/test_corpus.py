@@ -18,8 +18,8 @@ from pyarrow import parquet
 
 from minigpt import corpus as corpus_module
 from minigpt import downloads
-from minigpt.config import UserError
 from minigpt.corpus import SPLITS, available_offline, cache_folder, corpus_names, open_corpus
+from minigpt.errors import UserError
 
 
 @pytest.fixture

@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minigpt.config import TokenizerConfig, UserError
+from minigpt.config import TokenizerConfig
 from minigpt.corpus import SPLITS, Corpus, open_corpus
 from minigpt.data import TokenStream, TrainingBatches, fit_tokenizer, prepare
+from minigpt.errors import UserError
 from minigpt.tokenizer import Tokenizer
 
 
@@ -135,6 +136,7 @@ def test_a_large_vocabulary_takes_wider_ids(tmp_path: Path) -> None:
 # Batches
 
 
+@settings(deadline=None)
 @given(
     n_ids=st.integers(4, 400),
     context_length=st.integers(1, 13),

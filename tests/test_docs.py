@@ -369,7 +369,7 @@ def test_the_users_cache_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path
             "self.nats / self.tokens",
         ),
         ("minigpt.evaluate.Window.end", "src/minigpt/evaluate.py", "end: int", "end: int"),
-        ("minigpt.generate.USUAL", "src/minigpt/generate.py", "USUAL = ", "Sampling()"),
+        ("minigpt.sampling.USUAL", "src/minigpt/sampling.py", "USUAL = ", "Sampling()"),
         ("minigpt.layers", "src/minigpt/layers/__init__.py", '"""The parts', "]"),
     ],
 )

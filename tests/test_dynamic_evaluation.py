@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import minigpt.dynamic_evaluation
-from minigpt.config import UserError
 from minigpt.dynamic_evaluation import (
     DynamicSettings,
     dynamic_at_ends,
     dynamic_token_nats,
     fit_dynamic,
 )
+from minigpt.errors import UserError
 from minigpt.evaluate import token_nats
 from tiny import MODELS, LargestTensor, T, V, make_model, random_ids
 

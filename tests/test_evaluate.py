@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import minigpt.output
-from minigpt.config import UserError
 from minigpt.data import TokenStream
+from minigpt.errors import UserError
 from minigpt.evaluate import Score, evaluate, evaluating, nats_by_context, token_nats, windows
 from tiny import MODELS, B, LargestTensor, T, V, make_model, random_ids
 

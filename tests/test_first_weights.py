@@ -9,7 +9,8 @@ import torch
 from torch.testing import assert_close
 
 import minigpt.first_weights
-from minigpt.config import Config, UserError
+from minigpt.config import Config
+from minigpt.errors import UserError
 from minigpt.events import Validated
 from minigpt.first_weights import _NeighbourCounts, begin_from_counts, log_shares, word_vectors
 from minigpt.model import MiniGPT, Objective

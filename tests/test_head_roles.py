@@ -14,7 +14,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 from torch import Tensor
 
-from minigpt.config import ModelConfig, TokenizerConfig, UserError
+from minigpt.config import ModelConfig, TokenizerConfig
+from minigpt.errors import UserError
 from minigpt.head_roles import DOES_NOTHING, UNDECIDED, UNEXPLAINED, HeadRoles, measure_heads
 from minigpt.head_scores import PLACES, HeadScore, LossChange, RelationScore, t_quantile
 from minigpt.model import MiniGPT

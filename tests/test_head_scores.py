@@ -13,7 +13,8 @@ from torch import Tensor
 
 from minigpt import head_scores
 from minigpt.attention_maps import attention_maps, recorded
-from minigpt.config import TokenizerConfig, UserError
+from minigpt.config import TokenizerConfig
+from minigpt.errors import UserError
 from minigpt.evaluate import token_nats
 from minigpt.head_scores import (
     PLACES,

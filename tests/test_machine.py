@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from minigpt.config import UserError
+from minigpt.errors import UserError
 from minigpt.machine import choose_device, choose_precision, matrix_rates, set_threads
 
 

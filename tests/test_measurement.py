@@ -11,10 +11,11 @@ import pytest
 
 from minigpt import measurement
 from minigpt.checkpoint import Run
-from minigpt.config import TokenizerKind, UserError
+from minigpt.config import TokenizerKind
 from minigpt.corpus import open_corpus
 from minigpt.data import prepare
 from minigpt.dynamic_evaluation import DynamicSettings
+from minigpt.errors import UserError
 from minigpt.evaluate import evaluate, perplexity, token_nats
 from minigpt.measurement import TIERS, measure
 from minigpt.neural_cache import CacheSettings

@@ -19,7 +19,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from minigpt.config import ModelConfig, UserError
+from minigpt.config import ModelConfig
+from minigpt.errors import UserError
 from minigpt.layers.positions import sinusoidal_table
 from minigpt.model import MiniGPT, Objective
 from tiny import (

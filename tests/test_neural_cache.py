@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import minigpt.neural_cache
-from minigpt.config import UserError
+from minigpt.errors import UserError
 from minigpt.evaluate import token_nats
 from minigpt.neural_cache import CacheSettings, cache_at_ends, cached_token_nats, fit_cache
 from tiny import MODELS, B, LargestTensor, T, V, make_model, random_ids

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 from torch.testing import assert_close
 
-from minigpt.config import UserError
+from minigpt.errors import UserError
 from minigpt.layers.pointer import Copied, Pointer, PointerCache, chances, direction
 from minigpt.output import linear_cross_entropy
 from tiny import MODELS, B, D, T, V, make_model, random_ids

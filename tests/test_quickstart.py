@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from minigpt import cli, quickstart
-from minigpt.config import Config, UserError, load_preset
+from minigpt.config import Config, load_preset
 from minigpt.corpus import available_offline
+from minigpt.errors import UserError
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,8 @@ import torch
 from matplotlib.image import imread
 from rich.console import Console
 
-from minigpt.config import Config, ModelConfig, TokenizerConfig, UserError
+from minigpt.config import Config, ModelConfig, TokenizerConfig
+from minigpt.errors import UserError
 from minigpt.evaluate import Score
 from minigpt.events import Finished, Noted, Started, Stepped, Validated
 from minigpt.metrics import (

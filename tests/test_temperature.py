@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import minigpt.output
-from minigpt.config import UserError
+from minigpt.errors import UserError
 from minigpt.evaluate import token_nats
 from minigpt.temperature import fit_temperature, tempered_token_nats
 from tiny import MODELS, B, LargestTensor, T, V, make_model, random_ids

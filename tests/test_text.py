@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minigpt.config import UserError
+from minigpt.errors import UserError
 from minigpt.text import Vocab, WikiText2, build_vocab_from_iterator, get_tokenizer, vocab
 
 SPECIALS = ["<unk>", "<pad>", "<bos>", "<eos>"]

@@ -18,7 +18,8 @@ from torch.testing import assert_close
 
 from minigpt import training_state
 from minigpt.checkpoint import Run, checkpoint_folder, read_config, read_json
-from minigpt.config import Config, ModelConfig, OptimConfig, TokenizerConfig, UserError
+from minigpt.config import Config, ModelConfig, OptimConfig, TokenizerConfig
+from minigpt.errors import UserError
 from minigpt.evaluate import evaluate
 from minigpt.events import Finished, Noted, Started, Stepped, Validated
 from minigpt.model import MiniGPT, Objective

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from minigpt.config import UserError
+from minigpt.errors import UserError
 from minigpt.layers.attention import MultiHeadAttention, ScaledDotProductAttention
 from minigpt.layers.positions import sinusoidal_table
 from minigpt.transformer import (

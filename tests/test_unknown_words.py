@@ -11,9 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minigpt.config import TokenizerConfig, TokenizerKind, UserError
+from minigpt.config import TokenizerConfig, TokenizerKind
 from minigpt.corpus import open_corpus
 from minigpt.data import fit_tokenizer
+from minigpt.errors import UserError
 from minigpt.text import basic_english
 from minigpt.tokenizer import Tokenizer
 from minigpt.unknown_words import UnknownCost, UnknownWords

@@ -30,15 +30,16 @@ from minigpt.checkpoint import Run
 from minigpt.config import Config, load_preset
 from minigpt.corpus import open_corpus
 from minigpt.data import Batch, prepare
+from minigpt.decoding import generate, window_start
 from minigpt.evaluate import Score, evaluate, evaluating
 from minigpt.events import Event, Stepped, ignore
-from minigpt.generate import Sampling, generate, window_start
 from minigpt.layers.attention import CausalSelfAttention, attention
 from minigpt.layers.feed_forward import PositionwiseFeedForward
 from minigpt.layers.norm import LayerNorm
 from minigpt.layers.positions import PositionalEncoding
 from minigpt.model import MiniGPT, Objective, PostNormBlock
 from minigpt.output import FullSoftmax
+from minigpt.sampling import Sampling
 from minigpt.train import optimizer_step, train
 from minigpt.training_state import TrainingState, new_training
 

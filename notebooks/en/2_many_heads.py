@@ -500,7 +500,7 @@ for n_kv_heads in (6, 3, 1):
 #
 # No. Each word has a new position, hence another vector, hence another key: the cached keys are no
 # longer those. Mini-GPT therefore moves its window by half its length at a time and reads that half
-# again ([`generate.py`](../../src/minigpt/generate.py)).
+# again ([`decoding.py`](../../src/minigpt/decoding.py)).
 # </details>
 #
 # ## What to read next in the code

@@ -399,6 +399,6 @@ folder.cleanup()
 #
 # [`model.py`](../../src/minigpt/model.py), which you can read from top to bottom now;
 # [`train.py`](../../src/minigpt/train.py), the loop;
-# [`generate.py`](../../src/minigpt/generate.py), one word after the other, with and without cache;
+# [`decoding.py`](../../src/minigpt/decoding.py), one word after the other, with and without cache;
 # [`head_roles.py`](../../src/minigpt/head_roles.py), what is measured about a head. Then
 # [CONTRIBUTING](../../CONTRIBUTING.md): there is more to do.

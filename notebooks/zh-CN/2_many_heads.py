@@ -476,7 +476,7 @@ for n_kv_heads in (6, 3, 1):
 # <details><summary>答案</summary>
 #
 # 不精确。每个词都有了新位置，于是向量变了，键也变了：缓存里的键已经不是它们了。所以 Mini-GPT
-# 每次把窗口移动一半，并把那一半重新读一遍（[`generate.py`](../../src/minigpt/generate.py)）。
+# 每次把窗口移动一半，并把那一半重新读一遍（[`decoding.py`](../../src/minigpt/decoding.py)）。
 # </details>
 #
 # ## 接下来读哪些代码

@@ -379,6 +379,6 @@ folder.cleanup()
 #
 # [`model.py`](../../src/minigpt/model.py)，现在你可以从头读到尾了；
 # [`train.py`](../../src/minigpt/train.py)，训练循环；
-# [`generate.py`](../../src/minigpt/generate.py)，一个词接一个词，有缓存和没有缓存；
+# [`decoding.py`](../../src/minigpt/decoding.py)，一个词接一个词，有缓存和没有缓存；
 # [`head_roles.py`](../../src/minigpt/head_roles.py)，对一个头都测些什么。
 # 然后是 [CONTRIBUTING](../../CONTRIBUTING.md)：还有事情可做。

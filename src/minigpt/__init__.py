@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from minigpt.attention_maps import AttentionMaps
     from minigpt.checkpoint import Run
     from minigpt.comparison import Comparison
-    from minigpt.config import Config, ModelConfig, OptimConfig, TokenizerConfig, UserError
+    from minigpt.config import Config, ModelConfig, OptimConfig, TokenizerConfig
+    from minigpt.errors import UserError
     from minigpt.evaluate import Score
-    from minigpt.generate import Sampling
     from minigpt.head_roles import HeadRoles
     from minigpt.measurement import Measurement
     from minigpt.model import MiniGPT
+    from minigpt.sampling import Sampling
     from minigpt.tokenizer import Tokenizer
 
     __version__: str
@@ -49,10 +50,10 @@ _HOMES = {
     "ModelConfig": "config",
     "OptimConfig": "config",
     "TokenizerConfig": "config",
-    "UserError": "config",
+    "UserError": "errors",
     "Run": "checkpoint",
     "Score": "evaluate",
-    "Sampling": "generate",
+    "Sampling": "sampling",
     "MiniGPT": "model",
     "Tokenizer": "tokenizer",
 }

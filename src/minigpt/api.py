@@ -15,6 +15,7 @@ Nothing is computed here; each function puts the modules below it in a row.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,14 @@ from minigpt.attention_maps import AttentionMaps, attention_maps
 from minigpt.checkpoint import Run
 from minigpt.comparison import Comparison
 from minigpt.comparison import compare as compare_runs
-from minigpt.config import Config, from_dict, load_preset, require
+from minigpt.config import Config, from_dict, load_preset
 from minigpt.corpus import Split, open_corpus
 from minigpt.data import prepare
+from minigpt.errors import require
 from minigpt.evaluate import Score
 from minigpt.evaluate import evaluate as evaluate_stream
 from minigpt.events import Event
-from minigpt.generate import Sampling, generate_text
+from minigpt.generate import generate_text
 from minigpt.head_roles import HeadRoles, measure_heads
 from minigpt.machine import choose_device
 from minigpt.measurement import Measurement, Tier
@@ -138,10 +140,12 @@ def compare(
 def generate(run: Run, prompt: str = "", **sampling: Any) -> str:
     """Return the text that a run's model writes after `prompt`.
 
-    sampling   as in `Sampling`: temperature, top_k, top_p, seed, max_new_tokens
+    sampling   the fields of `Sampling`: temperature, top_k, min_p, seed, max_new_tokens …; what is
+               not given is as the run's config has it
     """
     _require_run(run)
-    return "".join(generate_text(run.model, run.tokenizer, prompt, Sampling(**sampling)))
+    settings = replace(run.config.sampling, **sampling)
+    return "".join(generate_text(run.model, run.tokenizer, prompt, settings))
 
 
 def attention(run: Run, text: str) -> AttentionMaps:

@@ -23,7 +23,7 @@ from torch import Tensor
 from minigpt import attention_page, attention_picture
 from minigpt.attention_text import heat_map
 from minigpt.compilation import uncompiled
-from minigpt.config import UserError
+from minigpt.errors import UserError
 from minigpt.evaluate import evaluating
 from minigpt.files import atomic_write
 from minigpt.layers.attention import CausalSelfAttention, taught_causal_attention

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from minigpt.attention_picture import Selection, printable
-from minigpt.config import UserError
+from minigpt.errors import UserError
 
 # Weights that a page may hold, some 22 MB, beyond which browsers give up; and a JSON file, some 30
 # MB, which take a dozen times as much memory while they are written.

@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from minigpt.attention_maps import recorded
 from minigpt.checkpoint import Run
 from minigpt.config import ModelConfig, TokenizerConfig, load_preset
+from minigpt.decoding import generate
 from minigpt.evaluate import evaluating
-from minigpt.generate import Sampling, generate
 from minigpt.layers.pointer import Copied, Pointer, chances, direction
 from minigpt.model import MiniGPT
+from minigpt.sampling import Sampling
 from minigpt.tokenizer import Tokenizer
 
 TOLERANCE = 1e-4  # float32, a few dozen products deep, logits of size 1

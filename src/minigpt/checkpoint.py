@@ -28,7 +28,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch.optim import Optimizer
 
-from minigpt.config import Config, UserError, from_dict, to_dict
+from minigpt.config import Config, from_dict, to_dict
+from minigpt.errors import UserError
 from minigpt.files import atomic_write
 from minigpt.model import MiniGPT
 from minigpt.tokenizer import Tokenizer

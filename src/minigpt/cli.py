@@ -14,19 +14,22 @@ import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from minigpt.command_line import (
+    biases,
     explained,
     free_run_folder,
     open_run,
     open_tokenizer,
     parse,
+    parse_generate,
     parse_train,
+    prompts_of,
     speak_utf8,
     utf8,
 )
@@ -41,7 +44,8 @@ from minigpt.command_options import (
     QuickstartOptions,
     TokenizeOptions,
 )
-from minigpt.config import UserError, closest, load_preset
+from minigpt.config import load_preset
+from minigpt.errors import UserError, closest
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -49,7 +53,11 @@ if TYPE_CHECKING:
     from minigpt.checkpoint import Run
     from minigpt.corpus import Split
     from minigpt.data import TokenStream
+    from minigpt.generate import Wording
+    from minigpt.sampling import Sampling
     from minigpt.tokenizer import Tokenizer
+
+BETWEEN_TEXTS = "---"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -288,34 +296,96 @@ def _stream(run: "Run", split: "Split") -> "TokenStream":
 
 
 def _generate(args: list[str]) -> int:
-    options = parse(GenerateOptions, args, "minigpt generate")
+    options = parse_generate(args, "minigpt generate")
     run = open_run(options.run, options.device, options.threads)
-    from minigpt.generate import Sampling, generate_text
+    from minigpt.generate import Wording
 
-    sampling = Sampling(
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        seed=options.seed,
-        max_new_tokens=options.max_new_tokens,
-    )
-    pieces = generate_text(
-        run.model,
-        run.tokenizer,
-        options.prompt,
-        sampling,
+    wording = Wording(
         stop=options.stop,
         raw=options.raw,
+        banned=[run.tokenizer.id_of(word) for word in options.ban],
+        bias=dict(biases(options.bias, run.tokenizer)),
     )
-    _note_unknown(options.prompt, run.tokenizer)
-    if options.json:
-        _print_json({"prompt": options.prompt, "text": "".join(pieces)})
-        return 0
-    print(options.prompt, end="", flush=True)
-    for piece in pieces:
-        print(piece, end="", flush=True)
-    print()
+    if options.prompt is not None:
+        prompts: Iterable[str] = [options.prompt]
+    elif sys.stdin is not None and sys.stdin.isatty():
+        return _prompt_loop(run, options, wording)
+    else:
+        prompts = prompts_of(sys.stdin) if sys.stdin is not None else [""]
+    for number, prompt in enumerate(prompts):
+        if number and not options.json:
+            print(BETWEEN_TEXTS)
+        _note_unknown(run.tokenizer.encode_prompt(prompt), run.tokenizer)
+        _write_on(run, prompt, options, options.settings, wording)
     return 0
+
+
+def _write_on(
+    run: "Run", prompt: str, options: GenerateOptions, sampling: "Sampling", wording: "Wording"
+) -> None:
+    """Print what a run writes after a prompt, as the options want it."""
+    from minigpt.generate import best_continuations, continuations, generate_text
+
+    most, model, tokenizer = options.num_samples, run.model, run.tokenizer
+    if most == 1 and options.num_beams == 1 and not options.json:
+        print(prompt, end="", flush=True)
+        for piece in generate_text(model, tokenizer, prompt, sampling, wording):
+            print(piece, end="", flush=True)
+        print()
+        return
+    if options.num_beams == 1:
+        found = continuations(model, tokenizer, [prompt], sampling, wording, n_samples=most)
+    else:
+        if options.num_beams >= 1 and not 1 <= most <= options.num_beams:
+            raise UserError(
+                f"num_samples is {most}: of {options.num_beams} beams it takes between 1 and all"
+            )
+        found = best_continuations(
+            model,
+            tokenizer,
+            prompt,
+            sampling,
+            wording,
+            n_beams=options.num_beams,
+            length_penalty=options.length_penalty,
+        )[:most]
+    for number, one in enumerate(found):
+        if options.json:
+            _print_json({**dataclasses.asdict(one), "tokens": tokenizer.pieces(one.ids)})
+        else:
+            print(f"{BETWEEN_TEXTS}\n" * bool(number) + one.prompt + one.text)
+
+
+def _prompt_loop(run: "Run", options: GenerateOptions, wording: "Wording") -> int:
+    """Ask for prompts and write on after each, until the user leaves."""
+    with suppress(ImportError):  # a Python without it has no history, but all else
+        import readline  # noqa: F401 - `input` uses it from then on
+    from minigpt.prompt_loop import obey
+
+    sampling = options.settings
+    _note("Type the beginning of a text; /help shows what can be set, Ctrl-D leaves.")
+    while True:
+        try:
+            line = input("> ")
+        except EOFError:
+            print()
+            return 0
+        except KeyboardInterrupt:  # away with what was typed so far, as in a shell
+            print()
+            continue
+        if line.strip() in ("/quit", "/exit"):
+            return 0
+        try:
+            if line.startswith("/"):
+                sampling, said = obey(line, sampling)
+                _note(said)
+                continue
+            _note_unknown(run.tokenizer.encode_prompt(line), run.tokenizer)
+            _write_on(run, line, options, sampling, wording)
+        except UserError as error:
+            _note(f"error: {error}")
+        except KeyboardInterrupt:
+            print()
 
 
 def _attention(args: list[str]) -> int:
@@ -332,7 +402,7 @@ def _attention(args: list[str]) -> int:
     if options.out is not None:  # first, for if it fails there should be nothing but the error
         maps.save(options.out, options.layer, options.head)
     print(drawn)
-    _note_unknown(options.text, run.tokenizer)
+    _note_unknown(run.tokenizer.encode(options.text), run.tokenizer)
     n_layers, n_heads = maps.weights.shape[:2]
     _note(f"choose with --layer 0 to {n_layers - 1} and --head 0 to {n_heads - 1}")
     if options.out is None:
@@ -380,7 +450,7 @@ def _tokenize(args: list[str]) -> int:
         _print_json({"ids": ids, "pieces": pieces})
     else:
         _print_rows([("id", "piece"), *((str(i), p) for i, p in zip(ids, pieces, strict=True))])
-    _note_unknown(options.text, tokenizer)
+    _note_unknown(tokenizer.encode(options.text), tokenizer)
     return 0
 
 
@@ -419,9 +489,8 @@ def _check(args: list[str]) -> int:
     return 1 if n_failed else 0
 
 
-def _note_unknown(text: str, tokenizer: "Tokenizer") -> None:
+def _note_unknown(ids: Sequence[int], tokenizer: "Tokenizer") -> None:
     """Tell on stderr how much of a text the model will read as <unk>."""
-    ids = tokenizer.encode(text)
     n_unknown = ids.count(tokenizer.unk_id) if tokenizer.unk_id is not None else 0
     if n_unknown:
         _note(f"note: {n_unknown} of {len(ids)} tokens are not in the vocabulary: <unk>")

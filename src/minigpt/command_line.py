@@ -10,9 +10,10 @@ here each becomes a `UserError`, with the name that was probably meant.
 import dataclasses
 import errno
 import itertools
+import math
 import os
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
@@ -24,14 +25,12 @@ import tyro
 from tyro import _arguments, _errors
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from minigpt.command_options import TrainOptions
+from minigpt.command_options import GenerateOptions, TrainOptions
 from minigpt.config import (
     BUDGETS,
     Config,
     TokenizerConfig,
     TokenizerKind,
-    UserError,
-    closest,
     closest_key,
     from_dict,
     key_names,
@@ -39,6 +38,7 @@ from minigpt.config import (
     load_preset,
     preset_names,
 )
+from minigpt.errors import UserError, closest
 
 if TYPE_CHECKING:
     from minigpt.checkpoint import Run
@@ -107,6 +107,13 @@ def parse_train(args: Sequence[str], prog: str) -> tuple[str, TrainOptions]:
     return preset, options
 
 
+def parse_generate(args: Sequence[str], prog: str) -> GenerateOptions:
+    """Return the options of `generate`, laid over the settings that the run's preset gave it."""
+    options = parse(GenerateOptions, args, prog)
+    settings = _settings_of(options.run).sampling
+    return parse(GenerateOptions, args, prog, default=GenerateOptions(options.run, settings))
+
+
 def _settings_of(run: Path) -> Config:
     """Return the settings of a run folder."""
     from minigpt.checkpoint import read_config  # which imports torch: only where it is needed
@@ -159,6 +166,35 @@ def open_tokenizer(name: str, data: str | None, vocab_size: int | None) -> "Toke
     size = usual if vocab_size is None else vocab_size
     config = from_dict(TokenizerConfig, {"kind": name, "vocab_size": size})
     return fit_tokenizer(open_corpus(data or "wikitext-2"), config)
+
+
+def biases(words: Sequence[str], tokenizer: "Tokenizer") -> Iterator[tuple[int, float]]:
+    """Yield the id and the number of each TOKEN=NUMBER."""
+    for word in words:
+        token, equals, number = word.rpartition("=")
+        try:
+            added = float(number) if equals and token else math.nan
+        except ValueError:
+            added = math.nan
+        if not math.isfinite(added):
+            raise UserError(f"--bias is {word}: it must be TOKEN=NUMBER, as in the=-1.5")
+        yield tokenizer.id_of(token), added
+
+
+def prompts_of(stream: TextIO) -> Iterator[str]:
+    """Yield the lines of a pipe as they come, without blank ones; of none, one empty prompt."""
+    with suppress(AttributeError, ValueError):  # a stand-in for the stream
+        stream.reconfigure(encoding="utf-8")  # type: ignore[attr-defined, unused-ignore]
+    found = False
+    try:
+        for line in stream:
+            if line.strip():
+                found = True
+                yield line.rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise UserError("the input is not UTF-8: convert it") from None
+    if not found:
+        yield ""
 
 
 def utf8(args: Sequence[str]) -> list[str]:

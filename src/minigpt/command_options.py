@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 
 from minigpt.config import Config
+from minigpt.sampling import USUAL, Sampling
 
 Switch = Annotated[bool, FlagCreatePairsOff]
 RunPath = Annotated[Positional[Path], arg(metavar="RUN")]
@@ -111,32 +112,37 @@ class CompareOptions:
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """Continue a prompt with text drawn from a run's model."""
+    """Continue a prompt with text drawn from a run's model.
+
+    Without --prompt, at a terminal, prompts are asked for one by one; from a pipe, each line is
+    one.
+    """
 
     run: RunPath
     """A run folder that `minigpt train` wrote."""
-    prompt: str = ""
-    """The text to continue. Without one the model begins as it begins a line."""
-    max_new_tokens: int = 100
-    """Tokens to draw at most."""
-    temperature: float = 0.8
-    """Below 1 the likely becomes likelier; 0 always takes the likeliest."""
-    top_k: int | None = 50
-    """Draw from the k likeliest tokens only; None: from all."""
-    top_p: float | None = None
-    """Draw from the fewest likeliest tokens whose probabilities reach p; default: from all."""
-    seed: int = 1
-    """The same seed gives the same text."""
+    settings: Annotated[Sampling, arg(name="")] = USUAL
+    prompt: str | None = None
+    """The text to continue. An empty one begins as the model begins a line."""
+    num_samples: int = 1
+    """Texts for each prompt, all written at once; those after the first as with the next seeds."""
+    num_beams: int = 1
+    """Search for the likeliest text among that many beginnings at a time, instead of drawing."""
+    length_penalty: float = 0.6
+    """How much longer texts are preferred among beams; 0: not at all."""
     stop: UseAppendAction[tuple[str, ...]] = ()
     """End before this text; may be given several times."""
+    ban: UseAppendAction[tuple[str, ...]] = ()
+    """Never write this token; may be given several times."""
+    bias: UseAppendAction[tuple[str, ...]] = ()
+    """TOKEN=NUMBER: add this to the token's logit; may be given several times."""
     raw: Switch = False
-    """Show special tokens too, and allow them to be drawn."""
+    """Show tokens as the model has them, special ones too, and allow those to be drawn."""
     device: str = "auto"
     """auto, cpu, cuda or mps."""
     threads: int = 0
     """CPU threads; 0: as many as there are cores to use."""
     json: Switch = False
-    """Print one JSON object instead of the text."""
+    """Print one JSON object for each text: its tokens, their log-probabilities, why it ended."""
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,9 @@ from minigpt.articles import (
     why_no_interval,
 )
 from minigpt.checkpoint import Run
-from minigpt.config import UserError
 from minigpt.corpus import Corpus, Split
 from minigpt.data import TokenStream
+from minigpt.errors import UserError
 from minigpt.evaluate import perplexity
 from minigpt.evaluation_table import interval_text, table_of
 from minigpt.measurement import Measurement, measure, open_stream

@@ -19,6 +19,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from minigpt.errors import UserError, closest, require
+from minigpt.sampling import Sampling
+
 Position = Literal["sinusoidal", "learned", "rotary"]
 Norm = Literal["layer", "rms"]
 NormPlacement = Literal["post", "pre"]
@@ -42,21 +45,8 @@ _ELSEWHERE = {
 }
 
 
-class UserError(ValueError):
-    """A mistake that its maker can mend: one line that says what, which value and what to do.
-
-    The command line prints it as `error: …` and exits with status 2.
-    """
-
-
 # The most that a size or a budget may be: beyond it PyTorch's own counters overflow.
 LARGEST = 2**31 - 1
-
-
-def closest(name: str, choices: Iterable[str]) -> str:
-    """Return ` (did you mean X?)` for the choice that looks most like `name`, or nothing."""
-    near = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)
-    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def closest_key(name: str, keys: Iterable[str]) -> str:
@@ -84,12 +74,6 @@ def key_names(kind: type, path: str = "") -> list[str]:
         inner = dataclasses.is_dataclass(hint)
         names += key_names(hint, f"{path}{name}.") if inner else [f"{path}{name}"]
     return names
-
-
-def require(condition: bool, message: str) -> None:
-    """Raise UserError with message unless condition holds."""
-    if not condition:
-        raise UserError(message)
 
 
 def _require_positive(config: object, *names: str, most: float = LARGEST) -> None:
@@ -349,6 +333,7 @@ class Config:
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
+    sampling: Sampling = field(default_factory=Sampling)
 
     def __post_init__(self) -> None:
         """Refuse a run that could not start."""
@@ -465,7 +450,7 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
         )
         return value
     if origin in (types.UnionType, typing.Union):
-        if value is None:
+        if value is None or value == "none":  # as TOML, which has no null, must say it
             return None
         return _convert(value, next(o for o in options if o is not type(None)), name)
     if origin is tuple:

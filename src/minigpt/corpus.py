@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from minigpt import downloads, python_docs
-from minigpt.config import UserError, closest
+from minigpt.errors import UserError, closest
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)

@@ -23,8 +23,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from minigpt.config import TokenizerConfig, UserError
+from minigpt.config import TokenizerConfig
 from minigpt.corpus import Corpus, Split, cache_folder
+from minigpt.errors import UserError
 from minigpt.files import atomic_write
 from minigpt.tokenizer import Tokenizer
 

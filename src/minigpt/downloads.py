@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from minigpt.config import UserError
+from minigpt.errors import UserError
 from minigpt.files import atomic_write
 
 

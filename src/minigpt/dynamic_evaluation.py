@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from minigpt.compilation import uncompiled
-from minigpt.config import require
+from minigpt.errors import require
 from minigpt.evaluate import Window, check_windows, windows
 from minigpt.model import MiniGPT
 

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from minigpt.compilation import uncompiled
-from minigpt.config import require
 from minigpt.data import TokenStream
+from minigpt.errors import require
 from minigpt.model import MiniGPT, States
 
 

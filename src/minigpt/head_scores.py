@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from minigpt.attention_maps import Attend, attending, entropy, finite, recorded
 from minigpt.compilation import uncompiled
-from minigpt.config import UserError, require
+from minigpt.errors import UserError, require
 from minigpt.evaluate import evaluating
 from minigpt.layers.attention import causal_mask
 from minigpt.model import MiniGPT

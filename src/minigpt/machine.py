@@ -9,7 +9,8 @@ import time
 
 import torch
 
-from minigpt.config import Precision, UserError
+from minigpt.config import Precision
+from minigpt.errors import UserError
 
 # bfloat16 must be clearly faster, or its rounding is not worth it. Processors without instructions
 # for it are many times slower than in float32.

@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 
 from minigpt.articles import Articles, count_articles, interval, resampled_losses, resampling
 from minigpt.checkpoint import Run
-from minigpt.config import UserError, require
 from minigpt.corpus import Corpus, Split, open_corpus, open_text
 from minigpt.data import TokenStream, prepare
 from minigpt.dynamic_evaluation import (
@@ -36,6 +35,7 @@ from minigpt.dynamic_evaluation import (
     dynamic_token_nats,
     fit_dynamic,
 )
+from minigpt.errors import UserError, require
 from minigpt.evaluate import Score, nats_by_context, perplexity, token_nats
 from minigpt.figures import by_context_length, by_position, convention, figures, score_figures
 from minigpt.neural_cache import cache_at_ends, cached_token_nats, fit_cache

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from minigpt.config import Config, UserError, to_dict
+from minigpt.config import Config, to_dict
+from minigpt.errors import UserError
 from minigpt.files import atomic_write
 
 if TYPE_CHECKING:

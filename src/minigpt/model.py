@@ -26,7 +26,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from minigpt.config import ModelConfig, UserError
+from minigpt.config import ModelConfig
+from minigpt.errors import UserError
 from minigpt.layers.attention import CausalSelfAttention, KeyValueCache
 from minigpt.layers.feed_forward import make_feed_forward
 from minigpt.layers.norm import make_norm

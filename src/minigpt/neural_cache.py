@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from minigpt.config import require
+from minigpt.errors import require
 from minigpt.evaluate import ScoredStates, scored_states
 from minigpt.model import MiniGPT
 

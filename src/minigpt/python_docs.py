@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from minigpt.config import UserError
+from minigpt.errors import UserError
 
 
 class Document(NamedTuple):

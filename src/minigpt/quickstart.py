@@ -14,13 +14,14 @@ from pathlib import Path
 
 from minigpt.attention_maps import attention_maps
 from minigpt.checkpoint import Run
-from minigpt.config import Config, TokenizerConfig, UserError, load_preset
+from minigpt.config import Config, TokenizerConfig, load_preset
 from minigpt.corpus import available_offline, open_corpus
 from minigpt.data import prepare
+from minigpt.errors import UserError
 from minigpt.evaluate import Score
 from minigpt.events import Finished
 from minigpt.figures import convention
-from minigpt.generate import Sampling, generate_text
+from minigpt.generate import Wording, generate_text
 from minigpt.report import Report
 from minigpt.train import train
 
@@ -118,8 +119,8 @@ def _figure(score: Score) -> str:
 
 def _some_text(run: Run) -> str:
     """Return at least WORDS_TO_SHOW words of generated text, up to the end of a sentence."""
-    sampling = Sampling(max_new_tokens=5 * WORDS_TO_SHOW)
-    pieces = generate_text(run.model, run.tokenizer, "", sampling, stop_at_eos=False)
+    sampling = dataclasses.replace(run.config.sampling, max_new_tokens=5 * WORDS_TO_SHOW)
+    pieces = generate_text(run.model, run.tokenizer, "", sampling, Wording(stop_at_eos=False))
     return "".join(_whole_sentences(pieces)).strip()
 
 

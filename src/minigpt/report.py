@@ -27,7 +27,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from minigpt.attention_maps import write_figure
-from minigpt.config import Config, UserError, to_dict
+from minigpt.config import Config, to_dict
+from minigpt.errors import UserError
 from minigpt.evaluate import Score, perplexity
 from minigpt.events import Event, Finished, Noted, Started, Stepped, Validated
 from minigpt.files import atomic_write
@@ -42,6 +43,7 @@ from minigpt.metrics import (
     samples_page,
     to_json,
 )
+from minigpt.sampling import Sampling
 from minigpt.tokenizer import Tokenizer
 
 
@@ -58,7 +60,7 @@ class Report:
     def __init__(self, run_dir: Path, config: Config, console: Console | None = None) -> None:
         """Write to run_dir, which need not exist yet, and to console (default: stderr)."""
         require_log(config.log)
-        self.run_dir = run_dir
+        self.run_dir, self.sampling = run_dir, config.sampling
         self.line = ProgressLine(console or Console(stderr=True))
         self.advice = Advice()
         self.started: Started | None = None
@@ -114,7 +116,7 @@ class Report:
             self.metrics.add(record)
 
     def _validated(self, event: Validated) -> None:
-        texts = sampled(event)
+        texts = sampled(event, self.sampling)
         best = " (best so far)" if event.is_best else ""
         self.line.say(f"step {event.step:,}: valid {spoken(event.score, event.tokenizer)}{best}")
         self.line.quote(texts[0])
@@ -172,10 +174,10 @@ def spoken(score: Score, tokenizer: Tokenizer) -> str:
     return f"{per_token} per token, {score.word_perplexity:,.1f} per word, {per_byte}"
 
 
-def sampled(event: Validated) -> list[Sample]:
+def sampled(event: Validated, sampling: Sampling) -> list[Sample]:
     """Return the samples of a validation, or why there are none: a report never ends a run."""
     try:
-        return samples(event.model, event.tokenizer)
+        return samples(event.model, event.tokenizer, sampling=sampling)
     except UserError as error:
         return [Sample("", f"(no text: {error})")]
 

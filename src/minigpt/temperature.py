@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minigpt.config import require
+from minigpt.errors import require
 from minigpt.evaluate import scored_states
 from minigpt.model import MiniGPT, States
 from minigpt.output import FullSoftmax, linear_cross_entropy

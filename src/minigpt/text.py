@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from minigpt.config import UserError, closest
+from minigpt.errors import UserError, closest
 
 Words = Callable[[str], list[str]]
 

@@ -7,7 +7,8 @@
 | bpe           | a run of bytes, learnt by merging pairs | after each document                |
 | char          | a character, else each of its bytes     | after each document                |
 
-In: text, or the lines of one. Out: ids. `vocabulary` says which ids there are.
+In: text, or the lines of one. Out: ids. `vocabulary` says which ids there are; `spelling` puts
+their text together again.
 
 Each kind is an object of the `tokenizers` library, saved as tokenizer.json, which transformers
 reads too. There basic_english differs in one letter (a Σ at the end of a word), and a special that
@@ -24,8 +25,10 @@ from typing import Any
 
 import tokenizers
 
-from minigpt.config import TokenizerConfig, TokenizerKind, UserError
+from minigpt.config import TokenizerConfig, TokenizerKind
+from minigpt.errors import UserError
 from minigpt.files import atomic_write
+from minigpt.spelling import Bytes, PlainWords, Prose, Spelling, bytes_of_letters, taken_apart
 from minigpt.vocabulary import (
     BOS,
     EOS,
@@ -121,6 +124,22 @@ class Tokenizer:
         """Return the id of `token` as the vocabulary spells it, or None."""
         return self._ids.get(token)
 
+    def id_of(self, word: str) -> int:
+        """Return the id of a word that is one token. Raises UserError where it is none or several.
+
+        For bpe "city" and " city" are two tokens.
+        """
+        known = self._ids.get(word)
+        if known is not None:
+            return known
+        ids = self.encode(word)
+        if len(ids) != 1 or ids[0] == self.unk_id:
+            what = "not in the vocabulary" if self._by_words else f"{len(ids)} tokens, not one"
+            raise UserError(
+                f"token {word!r} is {what}: `minigpt tokenize RUN TEXT` shows those of a text"
+            )
+        return ids[0]
+
     def encode(self, text: str) -> list[int]:
         """Return the ids of a prompt: as `encode_lines` gives them, but with no `<eos>` at its end.
 
@@ -132,6 +151,24 @@ class Tokenizer:
             return list(chain(*self._encode_batch([*(line + "\n" for line in whole), last])))
         *ended, rest = self._encode_batch([*whole, last])
         return [*chain(*(self._with_eos(ids) for ids in ended)), *rest]
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Return the ids of a text that was typed as in a book: `encode`, where that knows it all.
+
+        The wikitext kind knows "band 's" and not "band's": of what it does not know as it stands
+        the signs are set apart, as they are in the text that it learned.
+        """
+        if self.kind != "wikitext":
+            return self.encode(text)
+        lines = [
+            " ".join(
+                part
+                for word in line.split()
+                for part in ([word] if word in self._ids else taken_apart(word))
+            )
+            for line in text.split("\n")
+        ]
+        return self.encode("\n".join(lines))
 
     def encode_lines(self, lines: Iterable[str]) -> Iterator[list[int]]:
         """Yield the ids of each line, `<eos>` included where the kind has it: what a model is fed.
@@ -145,30 +182,30 @@ class Tokenizer:
         for batch in batches(lines):
             yield from map(self._with_eos, self._encode_batch(batch))
 
-    def decode(self, ids: Sequence[int], *, raw: bool = False) -> str:
+    def decode(self, ids: Iterable[int], *, raw: bool = False) -> str:
         """Return the text of `ids`; exactly the text that was encoded for bpe and char.
 
-        Words are joined by blanks, and their `<eos>` is the line end that it stands for. Specials
-        are left out; `raw` spells every one of them.
+        Words are put together as people write them (`spelling.Prose`), and their `<eos>` is the
+        line end that it stands for; other specials are left out. `raw` spells every one, and joins
+        words by blanks, as they stand in the training text.
         """
-        if not self._by_words:
-            kept = [i for i in ids if raw or i != self.eos_id]
-            if self.kind == "bpe":
-                return self._library.decode(kept, skip_special_tokens=False)
-            # The library gives up a whole run of bytes for one that is wrong in it, also those that
-            # it had made characters of when the run was shorter: no text could be streamed.
-            return b"".join(map(self._bytes, kept)).decode("utf-8", "replace")
-        if raw:
-            return " ".join(self._tokens[i] for i in ids)
-        pieces, blank = [], ""
-        for i in ids:
-            if i == self.eos_id:
-                pieces.append("\n")
-                blank = ""
-            elif i not in self.special_ids:
-                pieces.append(blank + self._tokens[i])
-                blank = " "
-        return "".join(pieces)
+        speller = self.speller(raw=raw)
+        return "".join([*map(speller.add, ids), speller.rest()])
+
+    def speller(self, after: Iterable[int] = (), *, raw: bool = False) -> "Speller":
+        """Return what turns ids into text one by one; joined, it is what `decode` returns.
+
+        after   ids that the text begins with and that were shown already: whether a word stands
+                behind a blank depends on what it follows
+        """
+        # To bpe and char an <unk> is text of the corpus like any other, which comes back as it was.
+        hidden_ids = self.special_ids if self._by_words and not raw else frozenset()
+        line_end_id = None if raw else self.eos_id
+        speller = Speller(self._tokens, self._spelling(raw), line_end_id, hidden_ids)
+        for i in after:
+            speller.add(i)
+        speller.rest()
+        return speller
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Return one printable piece for each id; blanks and line ends show as ␣ and ⏎."""
@@ -193,10 +230,13 @@ class Tokenizer:
         token = token.replace(" ", "␣").replace("\n", "⏎")
         return token if token.isprintable() else repr(token)[1:-1]
 
-    def _bytes(self, i: int) -> bytes:
-        """Return what id i of the kind char stands for: a character, or a byte written <0xAB>."""
-        token = self._tokens[i]
-        return bytes([int(token[3:5], 16)]) if _BYTE.fullmatch(token) else token.encode()
+    def _spelling(self, raw: bool) -> Spelling:
+        """Return what puts the text of this kind's tokens together."""
+        if self.kind == "bpe":
+            return Bytes(bytes_of_letters)
+        if self.kind == "char":
+            return Bytes(_bytes_of_char)
+        return PlainWords() if raw else Prose(sentence_case=self.kind == "basic_english")
 
     def _with_eos(self, ids: list[int]) -> list[int]:
         if ids or self.kind == "wikitext":
@@ -212,6 +252,34 @@ class Tokenizer:
         return encode_batch(self._library, texts)
 
 
+class Speller:
+    """Ids to text, one by one: what a model has said can be shown at once."""
+
+    def __init__(
+        self,
+        tokens: Sequence[str],
+        spelling: Spelling,
+        line_end_id: int | None,
+        hidden_ids: frozenset[int],
+    ) -> None:
+        """Take the parts of a tokenizer that this needs; `Tokenizer.speller` does it."""
+        self._tokens, self._spelling = tokens, spelling
+        self._line_end_id, self._hidden_ids = line_end_id, hidden_ids
+
+    def add(self, i: int) -> str:
+        """Return the text that id i adds: "" where it comes with a later one's.
+
+        An id may be part of a character, or a sign that depends on what comes next.
+        """
+        if i == self._line_end_id:
+            return self._spelling.end_line()
+        return "" if i in self._hidden_ids else self._spelling.add(self._tokens[i])
+
+    def rest(self) -> str:
+        """Return what was held back for an id that did not come."""
+        return self._spelling.rest()
+
+
 def _kind_of(spec: dict[str, Any]) -> TokenizerKind:
     """Return the kind of a tokenizer.json: each of the four has a build of its own."""
     model = spec["model"].get("type")
@@ -222,6 +290,11 @@ def _kind_of(spec: dict[str, Any]) -> TokenizerKind:
     if model == "BPE" and spec["model"].get("byte_fallback"):
         return "char"
     raise UserError(f"a {model} tokenizer is none of basic_english, wikitext, bpe and char")
+
+
+def _bytes_of_char(token: str) -> bytes:
+    """Return what an entry of the kind char stands for: a character, or a byte written <0xAB>."""
+    return bytes([int(token[3:5], 16)]) if _BYTE.fullmatch(token) else token.encode()
 
 
 def _mended(text: str) -> str:

@@ -27,9 +27,10 @@ from minigpt.checkpoint import (
     read_tokenizer,
 )
 from minigpt.compilation import choose_compile, compile_blocks, seconds_per_pass
-from minigpt.config import LARGEST, Config, UserError, from_dict, require
+from minigpt.config import LARGEST, Config, from_dict
 from minigpt.corpus import open_corpus
 from minigpt.data import TokenStream, TrainingBatches, fit_tokenizer, prepare
+from minigpt.errors import UserError, require
 from minigpt.evaluate import Score, token_nats
 from minigpt.events import Callback, Noted
 from minigpt.first_weights import begin_from_counts

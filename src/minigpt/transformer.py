@@ -30,7 +30,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from minigpt.config import NormPlacement, require
+from minigpt.config import NormPlacement
+from minigpt.errors import require
 from minigpt.layers.attention import MultiHeadAttention, causal_mask
 from minigpt.layers.feed_forward import PositionwiseFeedForward
 from minigpt.layers.norm import LayerNorm

@@ -21,7 +21,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from minigpt.config import TokenizerKind, UserError
+from minigpt.config import TokenizerKind
+from minigpt.errors import UserError
 from minigpt.text import basic_english
 from minigpt.tokenizer import Tokenizer
 

@@ -24,7 +24,8 @@ from tokenizers import (
     trainers,
 )
 
-from minigpt.config import TokenizerConfig, UserError
+from minigpt.config import TokenizerConfig
+from minigpt.errors import UserError
 from minigpt.text import basic_english, most_frequent_first
 
 Lines = Callable[[], Iterable[str]]

@@ -14,12 +14,13 @@ G key heads, H of them unless queries share keys · K d_head · L layers, in the
 
 import math
 from collections.abc import Callable
+from copy import copy
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from minigpt.config import require
+from minigpt.errors import require
 from minigpt.layers.norm import RMSNorm
 
 # Up to so many positions, attention in bfloat16 on a CPU is faster in one piece than in blocks.
@@ -258,6 +259,16 @@ class KeyValueCache:
         """Forget everything; the next ids stand at position 0 again."""
         self.newest = None
         self.length = 0
+
+    def select(self, texts: Tensor) -> "KeyValueCache":
+        """Return a cache of the texts (B,) of this one, some of them more than once, or none.
+
+        Several continuations of one prompt read it once, and go their ways from there.
+        """
+        chosen = copy(self)
+        chosen.keys, chosen.values = self.keys[:, texts], self.values[:, texts]
+        chosen.newest = None if self.newest is None else self.newest[texts]
+        return chosen
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k, v (B, G, T, K) of one layer behind what it holds; return all of them.

@@ -49,6 +49,13 @@ class PointerCache(KeyValueCache):
         self.directions[:, newest] = directions
         self.ids[:, newest] = ids
 
+    def select(self, texts: Tensor) -> "PointerCache":
+        """Return a cache of some of the texts, as the base does."""
+        chosen = super().select(texts)
+        assert isinstance(chosen, PointerCache)
+        chosen.directions, chosen.ids = self.directions[texts], self.ids[texts]
+        return chosen
+
     def places(self) -> tuple[Tensor, Tensor]:
         """Return the directions (B, S, D) and ids (B, S) of all places so far."""
         return self.directions[:, : self.length], self.ids[:, : self.length]
@@ -72,12 +79,12 @@ class Pointer(nn.Module):
         """
         queries = directions[:, -hidden.size(1) :]  # (B, T, D)
         cosines = queries @ directions.transpose(-2, -1)  # (B, T, S)
-        scores = cosines.float() * self.log_sharpness.exp()
+        scores = at_least_float32(cosines) * self.log_sharpness.exp()
         n_positions, n_places = scores.shape[-2:]
         unseen = torch.ones(n_positions, n_places, dtype=torch.bool, device=hidden.device)
         scores = scores.masked_fill(unseen.triu(n_places - n_positions - 1), -torch.inf)
         # Where there is no place yet there is the sentinel: the first words are the vocabulary's.
-        sentinel = hidden.float() @ self.sentinel + self.sentinel_score  # (B, T)
+        sentinel = at_least_float32(hidden) @ self.sentinel + self.sentinel_score  # (B, T)
         log_shares = torch.cat((sentinel[..., None], scores), dim=-1).log_softmax(dim=-1)
         return log_shares[..., 0], log_shares[..., 1:].exp()
 
@@ -106,7 +113,7 @@ class Pointer(nn.Module):
             assert isinstance(cache, PointerCache)
             directions, seen = cache.places()
         log_gate, weights = self(hidden[:, -logits.size(1) :], directions)
-        log_vocabulary = logits.float().log_softmax(dim=-1) + log_gate[..., None]
+        log_vocabulary = at_least_float32(logits).log_softmax(dim=-1) + log_gate[..., None]
         of_words = chances(weights, seen, logits.size(-1))
         # Most words are offered nowhere. At 0 the logarithm would have no gradient.
         log_pointer = of_words.clamp(min=torch.finfo(of_words.dtype).tiny).log()
@@ -136,7 +143,12 @@ class NoPointer(nn.Module):
 
 def direction(hidden: Tensor) -> Tensor:
     """Return hidden (…, D) made 1 long, so that products are cosines whatever the last norm did."""
-    return F.normalize(hidden.float(), dim=-1)
+    return F.normalize(at_least_float32(hidden), dim=-1)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Return x, which autocast may have made bfloat16: too coarse for chances that add up to 1."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _offered(ids: Tensor) -> Tensor:
