@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,7 @@ def test_every_minigpt_command_runs(
     wikitext2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("the city\n"))  # nobody types here
     words = [f"line {n} : the model reads on and on ." for n in range(997)]
     (tmp_path / "my_text.txt").write_text("\n".join(words), encoding="utf-8")
     ran = [command for command in commands(ENGLISH) if command.startswith("minigpt ")]
@@ -124,6 +126,26 @@ def test_figures_in_prose_are_those_of_the_runs(path: Path) -> None:
         assert rows, f"{page.name} has no row for {path.stem}"
         for split in ("valid", "test"):
             assert f"{result[split]['perplexity']:.1f}" in rows[0], (page.name, split)
+
+
+TIERS = sorted((ROOT / "docs" / "results" / "tiers").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", TIERS, ids=lambda path: path.stem)
+def test_what_is_said_of_test_time_is_what_was_measured(path: Path) -> None:
+    result = json.loads(path.read_text("utf-8"))
+    tiers, run = result["tiers"], f"`{path.stem}`"
+    assert result["run"] == path.stem
+    assert result["split"] == "test"
+    for page in (ENGLISH, CHINESE, ROOT / "docs" / "experiments.md"):
+        text = page.read_text("utf-8")
+        assert run in text
+        for tier in (tiers["cache"], tiers["dynamic"]):
+            static, own = tier["static_token_perplexity"], tier["token_perplexity"]
+            assert f"| {tier['stride']} | {static:.1f} |" in text
+            assert f"| {tier['stride']} | {own:.1f}" in text
+            if page.name == "experiments.md":
+                assert f"{own:.1f}: {1 - own / static:.1%} less".replace("%", " %") in text
 
 
 HEADS = sorted((ROOT / "docs" / "results" / "heads").glob("*.json"))
