@@ -11,7 +11,7 @@ repeated 4-grams   share of words in a row, four long, that the continuation had
 distinct 2-grams   how many pairs of words are different, of all pairs in all continuations
 5-gram perplexity  under a Kneser-Ney model of train (`ngram`), of the ids
 unknown, artefacts   of 1,000 words: `<unk>`; marks of the tokenizer and blanks before punctuation
-balanced           share of continuations whose quotes and brackets open and close
+balanced           share of texts, prompt and all, whose quotes and brackets open and close
 sentence words     words in a sentence, on average
 names that recur   share of capitalised words inside sentences that stand twice in a continuation
 
@@ -84,10 +84,11 @@ def figures(
     continuations: Sequence[Sequence[int]],
 ) -> Figures:
     """Return what is measured of continuations."""
-    shown, nats, n_ids = list[str](), 0.0, 0
+    shown, whole, nats, n_ids = list[str](), list[str](), 0.0, 0
     for prompt, ids in zip(prompts, continuations, strict=True):
         speller = tokenizer.speller(prompt)
         shown.append("".join([*map(speller.add, ids), speller.rest()]))
+        whole.append(tokenizer.decode([*prompt, *ids]))
         nats -= judge.log_probs(np.array([*prompt, *ids]))[len(prompt) :].sum()
         n_ids += len(ids)
     words = [WORD.findall(text) for text in shown]
@@ -100,7 +101,7 @@ def figures(
         "5_gram_perplexity": float(np.exp(nats / n_ids)),
         "unknown_per_1000_words": 1000 * n_unknown / n_words,
         "artefacts_per_1000_words": 1000 * sum(len(ARTEFACT.findall(t)) for t in shown) / n_words,
-        "balanced": float(np.mean([balanced(text) for text in shown])),
+        "balanced": float(np.mean([balanced(text) for text in whole])),
         "sentence_words": n_words / max(1, sum(found.count(".") for found in words)),
         "names_that_recur": float(np.mean([n for found in words for n in recurring(found)])),
     }
@@ -113,8 +114,8 @@ def repeated(words: Sequence[str], n: int) -> float:
 
 
 def balanced(text: str) -> bool:
-    """Do quotes and brackets close in each line that is complete?"""
-    for line in text.split("\n")[1:-1] or [text]:
+    """Do quotes and brackets open before they close, and close before a line ends?"""
+    for line in text.split("\n"):
         depth = 0
         for sign in line:
             depth += (sign in "([") - (sign in ")]")
