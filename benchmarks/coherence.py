@@ -94,6 +94,7 @@ def figures(
     words = [WORD.findall(text) for text in shown]
     pairs = [pair for found in words for pair in itertools.pairwise(found)]
     n_words = sum(map(len, words))
+    names = [n for found in words for n in recurring(found)]
     n_unknown = sum(list(ids).count(tokenizer.unk_id) for ids in continuations)
     return {
         "repeated_4_grams": float(np.mean([repeated(found, 4) for found in words])),
@@ -103,7 +104,7 @@ def figures(
         "artefacts_per_1000_words": 1000 * sum(len(ARTEFACT.findall(t)) for t in shown) / n_words,
         "balanced": float(np.mean([balanced(text) for text in whole])),
         "sentence_words": n_words / max(1, sum(found.count(".") for found in words)),
-        "names_that_recur": float(np.mean([n for found in words for n in recurring(found)])),
+        "names_that_recur": sum(names) / max(1, len(names)),
     }
 
 
