@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import minigpt
+from commands import failed
 from minigpt import cli, corpus, measurement
 from minigpt.config import Config, load_preset
 from minigpt.errors import UserError
@@ -50,19 +51,6 @@ def text_of(n_lines: int) -> str:
         for i in range(n_lines)
     )
     return "\n".join(lines) + "\n"
-
-
-def failed(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Run a command that must fail as a user's mistake does; return its one line."""
-    capsys.readouterr()
-    assert cli.main(argv) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error: "), err
-    assert err.count("\n") == 1, err
-    assert "Traceback" not in err
-    assert ": " in err.removeprefix("error: ")  # what and which value: what to do
-    return err
 
 
 def run_python(*argv: str, **environment: str) -> subprocess.CompletedProcess[str]:

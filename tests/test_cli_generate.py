@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import minigpt
+from commands import failed, succeeded
 from minigpt import cli
 from minigpt.errors import UserError
 from minigpt.prompt_loop import NAMES, obey
@@ -42,24 +43,6 @@ class Terminal(io.StringIO):
 @pytest.fixture(autouse=True)
 def _no_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
-
-
-def succeeded(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    capsys.readouterr()
-    status = cli.main(argv)
-    out, err = capsys.readouterr()
-    assert (status, err) == (0, "")
-    return out
-
-
-def failed(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    capsys.readouterr()
-    assert cli.main(argv) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error: "), err
-    assert err.count("\n") == 1, err
-    return err
 
 
 def objects(text: str) -> list[Any]:

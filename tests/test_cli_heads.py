@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import minigpt
+from commands import failed, succeeded
 from minigpt import cli
 from minigpt.checkpoint import RUN_FILES
 from minigpt.sentences import pronoun_sentences, verb_object_sentences
@@ -41,24 +42,6 @@ def run_dir(folder: Path) -> Path:
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def succeeded(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    capsys.readouterr()
-    status = cli.main(argv)
-    out, err = capsys.readouterr()
-    assert (status, err) == (0, "")
-    return out
-
-
-def failed(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    capsys.readouterr()
-    assert cli.main(argv) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1, err
-    return err
 
 
 def test_a_table_its_legend_and_what_came_out(
