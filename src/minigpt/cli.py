@@ -402,7 +402,7 @@ def _attention(args: list[str]) -> int:
     if options.out is not None:  # first, for if it fails there should be nothing but the error
         maps.save(options.out, options.layer, options.head)
     print(drawn)
-    _note_unknown(run.tokenizer.encode(options.text), run.tokenizer)
+    _note_unknown(ids, run.tokenizer)
     n_layers, n_heads = maps.weights.shape[:2]
     _note(f"choose with --layer 0 to {n_layers - 1} and --head 0 to {n_heads - 1}")
     if options.out is None:
@@ -450,7 +450,7 @@ def _tokenize(args: list[str]) -> int:
         _print_json({"ids": ids, "pieces": pieces})
     else:
         _print_rows([("id", "piece"), *((str(i), p) for i, p in zip(ids, pieces, strict=True))])
-    _note_unknown(tokenizer.encode(options.text), tokenizer)
+    _note_unknown(ids, tokenizer)
     return 0
 
 

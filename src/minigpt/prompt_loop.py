@@ -5,6 +5,7 @@ The loop itself stands in `cli`, which alone reads and prints.
 """
 
 import re
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
 
@@ -48,9 +49,7 @@ def _number(name: str, value: str) -> float | int | None:
         return None
     kind, spoken = (float, "a number") if "float" in kinds else (int, "a whole number")
     # Python itself would take "1_000" and "１"; a misprint is likelier.
-    if not re.fullmatch(r"[-+0-9.eE]+|nan|inf", value, re.ASCII):
-        raise UserError(f"/{name.replace('_', '-')} is {value}: it must be {spoken}")
-    try:
-        return kind(value)
-    except ValueError:
-        raise UserError(f"/{name.replace('_', '-')} is {value}: it must be {spoken}") from None
+    if re.fullmatch(r"[-+0-9.eE]+|nan|inf", value, re.ASCII):
+        with suppress(ValueError):
+            return kind(value)
+    raise UserError(f"/{name.replace('_', '-')} is {value}: it must be {spoken}")

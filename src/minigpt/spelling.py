@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 # Bits of a word that Moses cuts off ('s), and those that basic_english leaves behind a lone '.
-_ENDING = re.compile(r"'(s|t|m|d|re|ve|ll)", re.IGNORECASE)
-_ENDINGS = {"s", "t", "m", "d", "re", "ve", "ll"}
+_ENDINGS = ("s", "t", "m", "d", "re", "ve", "ll")
+_ENDING = re.compile(f"'(?:{'|'.join(_ENDINGS)})", re.IGNORECASE)
 _INSIDE = re.compile(r"@(.{1,3})@")  # what stood inside a word, as WikiText marks it
 _TO_THE_LEFT = {*",.;:!?)]}%°′″", "...", "’", "”"}
 _TO_THE_RIGHT = {*"([{$£€¥₤#", "‘", "“"}
@@ -147,9 +147,9 @@ class Prose:
 
 
 _PARTS = re.compile(
-    r"""
+    rf"""
     (?P<inside> (?<=[0-9])[.,](?=[0-9]) | (?<=\w)-(?=\w) )
-    | '(?:s|t|m|d|re|ve|ll)\b
+    | {_ENDING.pattern}\b
     | \w+ | [^\w\s]
     """,
     re.VERBOSE | re.IGNORECASE,
