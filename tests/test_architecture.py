@@ -48,6 +48,7 @@ READING_ORDER = [
     "training_state",
     "train",
     "filters",
+    "one_row",
     "decoding",
     "beams",
     "generate",

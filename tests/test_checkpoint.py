@@ -22,6 +22,8 @@ from minigpt.checkpoint import (
     load_weights,
     read_config,
     read_json,
+    release,
+    run_folder,
     save_checkpoint,
     write_json,
 )
@@ -505,3 +507,48 @@ def test_an_empty_folder_may_be_used_and_one_that_cannot_be_written_not(tmp_path
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="cannot be written"):
         create_run_folder(tmp_path / "file" / "run", config_of(), TOKENIZER, overwrite=False)
+
+
+# Runs that are given away
+
+
+def test_a_released_run_has_its_best_weights_in_half_the_bytes_and_all_of_its_words(run_dir):
+    run = Run.open(run_dir)
+    release(run, run_dir.parent / "given")
+    given = Run.open(run_dir.parent / "given")
+    assert (given.step, given.config, given.report) == (run.step, run.config, run.report)
+    assert given.tokenizer.encode("w1 w2 w0") == run.tokenizer.encode("w1 w2 w0")
+    for mine, theirs in zip(run.model.parameters(), given.model.parameters(), strict=True):
+        assert theirs.dtype == torch.float32
+        assert torch.equal(mine.half().float(), theirs)
+    assert next(run.model.parameters()).dtype == torch.float32
+    sizes = [path.stat().st_size for path in run_dir.parent.glob("*/checkpoints/3/model*")]
+    assert min(sizes) < 0.6 * max(sizes)
+    files = {path.name for path in (run_dir.parent / "given").rglob("*") if path.is_file()}
+    assert "trainer.safetensors" not in files
+
+
+def test_a_released_run_is_checked_like_any_other(run_dir):
+    folder = run_dir.parent / "given"
+    release(Run.open(run_dir), folder)
+    with pytest.raises(UserError, match="exists already"):
+        release(Run.open(run_dir), folder)
+    weights = folder / "checkpoints/3/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    with pytest.raises(UserError, match="damaged"):
+        Run.open(folder)
+
+
+def test_a_released_run_cannot_be_resumed_and_says_so(run_dir):
+    folder = run_dir.parent / "given"
+    release(Run.open(run_dir), folder)
+    with pytest.raises(UserError, match="cannot be resumed: train anew"):
+        train(read_config(folder), folder, resume=True)
+
+
+def test_demo_is_the_packages_run_unless_there_is_one_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run_folder("demo") == checkpoint.DEMO
+    assert run_folder("runs/demo") == Path("runs/demo")
+    Path("demo").mkdir()
+    assert run_folder("demo") == Path("demo")

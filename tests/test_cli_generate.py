@@ -11,8 +11,10 @@ import pytest
 
 import minigpt
 from commands import failed, succeeded
-from minigpt import cli
+from minigpt import cli, one_row
 from minigpt.errors import UserError
+from minigpt.model import MiniGPT
+from minigpt.one_row import Int8Linear
 from minigpt.prompt_loop import NAMES, obey
 from minigpt.sampling import USUAL, Sampling
 
@@ -195,7 +197,7 @@ def test_ctrl_c_breaks_off_a_text_and_nothing_else(
             return line
         raise line
 
-    def broken_off(*_: object) -> Iterator[str]:
+    def broken_off(*_: object, **__: object) -> Iterator[str]:
         yield " and"
         raise KeyboardInterrupt
 
@@ -257,3 +259,32 @@ def test_a_run_writes_as_its_settings_have_it_until_a_flag_says_otherwise(
     assert short["ids"] == told["ids"][:3]
     assert minigpt.generate(minigpt.load(out), "The") == told["text"]
     assert minigpt.generate(minigpt.load(out), "The", max_new_tokens=3) == short["text"]
+
+
+def test_int8_and_compiled_steps_write_too(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["generate", str(run_dir), "--prompt", "The", "--max-new-tokens", "9"]
+    usual = succeeded(argv, capsys)
+    wishes = []
+
+    def compiled(model: MiniGPT) -> Any:
+        wishes.append(any(isinstance(part, Int8Linear) for part in model.modules()))
+        return model.next_logits
+
+    monkeypatch.setattr(one_row, "compiled_step", compiled)
+    assert succeeded([*argv, "--compile", "on"], capsys) == usual
+    assert wishes == [False]
+    assert succeeded([*argv, "--int8"], capsys).startswith("The")
+    assert wishes == [False]
+    succeeded([*argv, "--int8", "--compile", "on"], capsys)
+    assert wishes == [False, True]
+
+
+@pytest.mark.parametrize("flag", ["--num-samples", "--num-beams"])
+def test_a_compiled_step_is_for_one_text(
+    run_dir: Path, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["generate", str(run_dir), "--prompt", "The", "--compile", "on", flag, "2"]
+    line = failed(argv, capsys)
+    assert "--compile on is for one text at a time" in line

@@ -2,22 +2,17 @@
 
 import copy
 import math
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.testing import assert_close
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from minigpt.config import ModelConfig
 from minigpt.errors import UserError
@@ -41,6 +36,10 @@ from tiny import (
     random_ids,
     taught,
 )
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+
+from as_transformers import llama_like, llama_names
 
 
 def gpt2_names(ours: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -73,36 +72,6 @@ def gpt2_names(ours: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return theirs
 
 
-def llama_names(ours: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Name our tensors as Llama and Qwen3 have them."""
-    parts = {
-        "embedding": "model.embed_tokens",
-        "norm": "model.norm",
-        "attention_norm": "input_layernorm",
-        "feed_forward_norm": "post_attention_layernorm",
-        "attention.query": "self_attn.q_proj",
-        "attention.key": "self_attn.k_proj",
-        "attention.value": "self_attn.v_proj",
-        "attention.output": "self_attn.o_proj",
-        "attention.query_norm": "self_attn.q_norm",
-        "attention.key_norm": "self_attn.k_norm",
-        "feed_forward.gate": "mlp.gate_proj",
-        "feed_forward.widen": "mlp.up_proj",
-        "feed_forward.narrow": "mlp.down_proj",
-    }
-    theirs = {}
-    for name, tensor in ours.items():
-        part = name.removesuffix(".weight")
-        if name == "output.table":
-            continue  # the tied table
-        if part.startswith("blocks."):
-            _, i, part = part.split(".", 2)
-            theirs[f"model.layers.{i}.{parts[part]}.weight"] = tensor
-        else:
-            theirs[f"{parts[part]}.weight"] = tensor
-    return theirs
-
-
 def named(model: MiniGPT, what: str) -> dict[str, torch.Tensor]:
     return {n: p.grad if what == "grad" else p.detach() for n, p in model.named_parameters()}
 
@@ -121,25 +90,6 @@ def gpt2(config: ModelConfig) -> nn.Module:
             attn_pdrop=0.0,
         )
     )
-
-
-def llama_like(config: ModelConfig) -> nn.Module:
-    shared = {
-        "vocab_size": V,
-        "max_position_embeddings": T,
-        "hidden_size": config.d_model,
-        "num_attention_heads": config.n_heads,
-        "num_key_value_heads": config.n_kv_heads or config.n_heads,
-        "head_dim": config.d_head or K,
-        "intermediate_size": F,
-        "num_hidden_layers": L,
-        "rms_norm_eps": config.norm_eps,
-        "tie_word_embeddings": True,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
-    }
-    if config.qk_norm:
-        return Qwen3ForCausalLM(Qwen3Config(**shared))
-    return LlamaForCausalLM(LlamaConfig(**shared))
 
 
 REFERENCES = {

@@ -8,17 +8,21 @@ In: models, optimizers and plain values. Out: a run folder, and back.
                      trainer.json        step, clock, best figure; sizes and hashes of the other two
     last.json  best.json                 which STEP is which
 
+A run that is given away (`release`) has its best weights alone, in half precision: it can be used,
+and not resumed. One comes with the package, by the name of `demo`.
+
 What people read beside these (metrics.jsonl, samples.md, loss.png, report.json) `report` writes.
 A checkpoint is written under another name and renamed when it is whole; a name points to it only
 after that. Whenever the machine stops, the folder can be read. Tensors are safetensors and all else
 is JSON: opening a stranger's folder runs nothing of theirs.
 """
 
+import copy
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -49,10 +53,23 @@ _UNFIT = (
 )
 
 
+_FILES = ("model.safetensors", "trainer.safetensors")
+
+
 def write_json(path: Path, tree: Mapping[str, Any]) -> None:
     """Write tree to path, whole or not at all."""
     with atomic_write(path) as file:
         file.write(json.dumps(tree, indent=1, ensure_ascii=False).encode() + b"\n")
+
+
+# The run that comes with the package.
+DEMO = Path(__file__).with_name("demo")
+
+
+def run_folder(path: str | Path) -> Path:
+    """Return the folder that a user names: `demo` is the package's, unless there is one here."""
+    path = Path(path)
+    return DEMO if path == Path("demo") and not path.exists() else path
 
 
 # What stands in a run folder beside checkpoints/: nothing else may be written over these.
@@ -62,7 +79,7 @@ RUN_FILES |= {"metrics.jsonl", "samples.md", "loss.png", "report.json"}
 
 def spare_run(run_dir: Path, out: Path) -> None:
     """Raise UserError where `out` is a file that makes up the run, or that its report wrote."""
-    path, root = out.resolve(), run_dir.resolve()
+    path, root = out.resolve(), run_folder(run_dir).resolve()
     own = path.parent == root and path.name in RUN_FILES
     if own or path.is_relative_to(root / "checkpoints"):
         raise UserError(f"--out is {out}: that is a file of the run, so take another name")
@@ -111,6 +128,7 @@ def create_run_folder(
 
 def read_config(run_dir: Path) -> Config:
     """Return the config of a run. Raises UserError where run_dir is not a run folder."""
+    run_dir = run_folder(run_dir)
     if not run_dir.is_dir():
         raise UserError(f"run folder {run_dir} does not exist: check the path")
     if not (run_dir / "config.json").is_file():
@@ -179,14 +197,20 @@ def _write_files(
         save_file(tensors, str(folder / "trainer.safetensors"))
     except SafetensorError as error:  # its word for a full disk too
         raise OSError(str(error)) from error
-    files = {
-        name: {"size": (folder / name).stat().st_size, "sha256": _sha256(folder / name)}
-        for name in ("model.safetensors", "trainer.safetensors")
-    }
-    write_json(folder / "trainer.json", {**trainer, "optimizers": states, "files": files})
+    write_json(
+        folder / "trainer.json", {**trainer, "optimizers": states, "files": _noted(folder, _FILES)}
+    )
     for path in folder.iterdir():
         _flush(path)
     _flush(folder)
+
+
+def _noted(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return what is noted of files, by which it is found later whether they are whole."""
+    return {
+        name: {"size": (folder / name).stat().st_size, "sha256": _sha256(folder / name)}
+        for name in names
+    }
 
 
 def _flush(path: Path) -> None:
@@ -260,11 +284,17 @@ def checkpoint_folder(run_dir: Path, which: Which) -> Path:
 
     Raises UserError for a run that has none yet, and for files of another size or hash than noted.
     """
+    run_dir = run_folder(run_dir)
+    if which == "last" and not _is_named(run_dir, "last") and _is_named(run_dir, "best"):
+        raise UserError(
+            f"{run_dir} has its best weights alone, not the state of its training, so it cannot be "
+            "resumed: train anew"
+        )
     if not _is_named(run_dir, which):
         raise UserError(f"{run_dir} has no checkpoint yet: train longer, or train it anew")
     folder = run_dir / "checkpoints" / _folder_of(run_dir, which)
     files = read_json(folder / "trainer.json").get("files")
-    if not isinstance(files, dict) or set(files) != {"model.safetensors", "trainer.safetensors"}:
+    if not isinstance(files, dict) or set(files) not in (set(_FILES), {_FILES[0]}):
         raise UserError(f"{folder / 'trainer.json'} lists no files: restore it from a copy")
     for name, noted in files.items():
         path = folder / name
@@ -342,7 +372,7 @@ class Run:
 
         Raises UserError where path is not a run folder, or anything in it is missing or damaged.
         """
-        path = Path(path)
+        path = run_folder(path)
         config = read_config(path)
         tokenizer = read_tokenizer(path, config)
         if which == "best" and not _is_named(path, "best"):
@@ -351,3 +381,17 @@ class Run:
         report = read_json(path / "report.json") if (path / "report.json").is_file() else {}
         step = _step_of(path, which)
         return cls(path, config, tokenizer, model.to(device).eval(), step, report)
+
+
+def release(run: Run, folder: Path) -> None:
+    """Write a run that can be given away: its best weights in float16, and nothing of its training.
+
+    Raises UserError where the folder holds something already.
+    """
+    create_run_folder(folder, run.config, run.tokenizer, overwrite=False)
+    inner = folder / "checkpoints" / str(run.step)
+    inner.mkdir()
+    save_model(copy.deepcopy(run.model).half(), str(inner / _FILES[0]))
+    write_json(inner / "trainer.json", {"step": run.step, "files": _noted(inner, _FILES[:1])})
+    write_json(folder / "best.json", {"step": run.step, "folder": str(run.step)})
+    write_json(folder / "report.json", run.report)

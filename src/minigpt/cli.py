@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from minigpt.corpus import Split
     from minigpt.data import TokenStream
     from minigpt.generate import Wording
+    from minigpt.one_row import Step
     from minigpt.sampling import Sampling
     from minigpt.tokenizer import Tokenizer
 
@@ -299,7 +300,19 @@ def _generate(args: list[str]) -> int:
     options = parse_generate(args, "minigpt generate")
     run = open_run(options.run, options.device, options.threads)
     from minigpt.generate import Wording
+    from minigpt.one_row import choose_step, int8_weights
 
+    if options.int8:
+        run = dataclasses.replace(run, model=int8_weights(run.model))
+    alone = options.num_samples == 1 and options.num_beams == 1
+    if options.compile == "on" and not alone:
+        raise UserError(
+            "--compile on is for one text at a time: leave out --num-samples and --num-beams"
+        )
+    n_tokens = options.settings.max_new_tokens if alone else 0
+    step, said = choose_step(options.compile, run.model, n_tokens)
+    if said:
+        _note(said)
     wording = Wording(
         stop=options.stop,
         raw=options.raw,
@@ -309,19 +322,24 @@ def _generate(args: list[str]) -> int:
     if options.prompt is not None:
         prompts: Iterable[str] = [options.prompt]
     elif sys.stdin is not None and sys.stdin.isatty():
-        return _prompt_loop(run, options, wording)
+        return _prompt_loop(run, options, wording, step)
     else:
         prompts = prompts_of(sys.stdin) if sys.stdin is not None else [""]
     for number, prompt in enumerate(prompts):
         if number and not options.json:
             print(BETWEEN_TEXTS)
         _note_unknown(run.tokenizer.encode_prompt(prompt), run.tokenizer)
-        _write_on(run, prompt, options, options.settings, wording)
+        _write_on(run, prompt, options, options.settings, wording, step)
     return 0
 
 
 def _write_on(
-    run: "Run", prompt: str, options: GenerateOptions, sampling: "Sampling", wording: "Wording"
+    run: "Run",
+    prompt: str,
+    options: GenerateOptions,
+    sampling: "Sampling",
+    wording: "Wording",
+    step: "Step | None",
 ) -> None:
     """Print what a run writes after a prompt, as the options want it."""
     from minigpt.generate import best_continuations, continuations, generate_text
@@ -329,12 +347,14 @@ def _write_on(
     most, model, tokenizer = options.num_samples, run.model, run.tokenizer
     if most == 1 and options.num_beams == 1 and not options.json:
         print(prompt, end="", flush=True)
-        for piece in generate_text(model, tokenizer, prompt, sampling, wording):
+        for piece in generate_text(model, tokenizer, prompt, sampling, wording, step=step):
             print(piece, end="", flush=True)
         print()
         return
     if options.num_beams == 1:
-        found = continuations(model, tokenizer, [prompt], sampling, wording, n_samples=most)
+        found = continuations(
+            model, tokenizer, [prompt], sampling, wording, n_samples=most, step=step
+        )
     else:
         if options.num_beams >= 1 and not 1 <= most <= options.num_beams:
             raise UserError(
@@ -356,7 +376,9 @@ def _write_on(
             print(f"{BETWEEN_TEXTS}\n" * bool(number) + one.prompt + one.text)
 
 
-def _prompt_loop(run: "Run", options: GenerateOptions, wording: "Wording") -> int:
+def _prompt_loop(
+    run: "Run", options: GenerateOptions, wording: "Wording", step: "Step | None"
+) -> int:
     """Ask for prompts and write on after each, until the user leaves."""
     with suppress(ImportError):  # a Python without it has no history, but all else
         import readline  # noqa: F401 - `input` uses it from then on
@@ -381,7 +403,7 @@ def _prompt_loop(run: "Run", options: GenerateOptions, wording: "Wording") -> in
                 _note(said)
                 continue
             _note_unknown(run.tokenizer.encode_prompt(line), run.tokenizer)
-            _write_on(run, line, options, sampling, wording)
+            _write_on(run, line, options, sampling, wording, step)
         except UserError as error:
             _note(f"error: {error}")
         except KeyboardInterrupt:

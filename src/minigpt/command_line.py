@@ -148,7 +148,10 @@ def open_tokenizer(name: str, data: str | None, vocab_size: int | None) -> "Toke
 
     kinds = typing.get_args(TokenizerKind)
     if name not in kinds:
-        if not Path(name).is_dir():
+        from minigpt.checkpoint import run_folder
+
+        folder = run_folder(name)
+        if not folder.is_dir():
             raise UserError(
                 f"RUN|KIND is {name}{closest(name, kinds)}: "
                 f"give a run folder or one of {', '.join(kinds)}"
@@ -158,7 +161,7 @@ def open_tokenizer(name: str, data: str | None, vocab_size: int | None) -> "Toke
                 f"--data or --vocab-size is given with the run folder {name}, whose tokenizer has "
                 "learned already: leave them out"
             )
-        return Tokenizer.load(Path(name) / "tokenizer.json")
+        return Tokenizer.load(folder / "tokenizer.json")
     from minigpt.corpus import open_corpus
     from minigpt.data import fit_tokenizer
 

@@ -53,7 +53,7 @@ class EvaluateOptions:
     """
 
     run: RunPath
-    """A run folder that `minigpt train` wrote."""
+    """A run folder that `minigpt train` wrote; `demo` comes with the package."""
     split: Literal["valid", "test", "train"] = "valid"
     """Tune on valid; look at test once."""
     text: Path | None = None
@@ -119,7 +119,7 @@ class GenerateOptions:
     """
 
     run: RunPath
-    """A run folder that `minigpt train` wrote."""
+    """A run folder that `minigpt train` wrote; `demo` comes with the package."""
     settings: Annotated[Sampling, arg(name="")] = USUAL
     prompt: str | None = None
     """The text to continue. An empty one begins as the model begins a line."""
@@ -137,6 +137,12 @@ class GenerateOptions:
     """TOKEN=NUMBER: add this to the token's logit; may be given several times."""
     raw: Switch = False
     """Show tokens as the model has them, special ones too, and allow those to be drawn."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Compile the step that reads a token: some seconds, then several times as fast; auto: for a
+    text of 4,000 tokens and more. For one text at a time."""
+    int8: Switch = False
+    """Write with weights of 8 bits, a quarter of the memory: nearly the same text, and faster once
+    it is compiled."""
     device: str = "auto"
     """auto, cpu, cuda or mps."""
     threads: int = 0
@@ -150,7 +156,7 @@ class AttentionOptions:
     """Show which word looks at which: one head in the terminal, all of them in a file."""
 
     run: RunPath
-    """A run folder that `minigpt train` wrote."""
+    """A run folder that `minigpt train` wrote; `demo` comes with the package."""
     text: Annotated[Positional[str], arg(metavar="TEXT")]
     """The text that the model reads."""
     out: Path | None = None
@@ -172,7 +178,7 @@ class HeadsOptions:
     """Measure what each head does on held-out text, and what the loss is without it."""
 
     run: RunPath
-    """A run folder that `minigpt train` wrote."""
+    """A run folder that `minigpt train` wrote; `demo` comes with the package."""
     split: Literal["valid", "test", "train"] = "valid"
     """The text to measure on."""
     tokens: int | None = None
@@ -208,7 +214,7 @@ class InfoOptions:
     """Sizes, FLOPs, memory and figures of a run, or of a preset before it is trained."""
 
     run: Annotated[Positional[Path | None], arg(metavar="RUN")] = None
-    """A run folder that `minigpt train` wrote."""
+    """A run folder that `minigpt train` wrote; `demo` comes with the package."""
     plan: str | None = None
     """The name of a preset: what it would cost, before anything is trained."""
     json: Switch = False

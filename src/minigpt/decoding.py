@@ -21,6 +21,7 @@ from minigpt.errors import UserError, require
 from minigpt.evaluate import evaluating
 from minigpt.filters import NO_RULES, Text, TokenRules, Wish, filtered, wishes_of
 from minigpt.model import MiniGPT
+from minigpt.one_row import LEAST_READ, Step
 from minigpt.sampling import USUAL, Sampling
 
 # Positions read at once: what a long prompt needs beside its cache stays small.
@@ -35,7 +36,11 @@ def choose(logits: Tensor, generator: torch.Generator | None) -> int:
     """Draw an id from logits (V,), or take the likeliest without a generator."""
     if generator is None:
         return int(logits.argmax())
-    return int(logits.softmax(dim=-1).multinomial(1, generator=generator))
+    # The id at which the sum of the probabilities, from the first on, reaches a point between 0,
+    # exclusive, and all of it, inclusive: so an id without a chance is never it.
+    sums = logits.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
+    point = (1 - torch.rand((), dtype=torch.float64, generator=generator)) * sums[-1]
+    return int(torch.searchsorted(sums, point))
 
 
 def window_start(n_ids: int, context_length: int) -> int:
@@ -57,8 +62,11 @@ class Reader:
     # The mode and inference_mode last for one call. Held open across a yield they would reach into
     # the code of whoever consumes the ids, and stay there if it stopped half-way.
 
-    def __init__(self, model: MiniGPT, n_texts: int, *, use_cache: bool) -> None:
-        self.model = model
+    @torch.inference_mode()  # for the cache: later ones, of chosen texts, are made so too
+    def __init__(
+        self, model: MiniGPT, n_texts: int, *, use_cache: bool, step: Step | None = None
+    ) -> None:
+        self.model, self.step = model, step
         self.device = next(model.parameters()).device
         self.cache = model.new_cache(n_texts) if use_cache else None
         self.start = 0
@@ -82,12 +90,10 @@ class Reader:
         n_read = self.cache.length if self.cache is not None else 0
         rows = [ids[start + n_read : n_ids] for ids in texts]
         unread = torch.tensor(rows, device=self.device)  # (B, T)
-        with evaluating(self.model), uncompiled():
-            if self.cache is not None:
-                while unread.size(1) > PIECE:
-                    self.model.hidden(unread[:, :PIECE], self.cache)
-                    unread = unread[:, PIECE:]
-            logits = self.model.next_logits(unread, self.cache)
+        if self.step is not None and n_read >= LEAST_READ and unread.numel() == 1:
+            logits = self.step(unread, self.cache)
+        else:
+            logits = self._read(unread)
         # Filtered and drawn on the CPU, the same seed means the same draws on any device.
         logits = logits.float().cpu()
         if not logits.amax(dim=-1).isfinite().all():
@@ -96,6 +102,15 @@ class Reader:
                 "so take an earlier checkpoint or train with a lower rate"
             )
         return logits
+
+    def _read(self, unread: Tensor) -> Tensor:
+        """Return the logits (B, V) behind unread (B, T), which a cache takes in pieces."""
+        with evaluating(self.model), uncompiled():
+            if self.cache is not None:
+                while unread.size(1) > PIECE:
+                    self.model.hidden(unread[:, :PIECE], self.cache)
+                    unread = unread[:, PIECE:]
+            return self.model.next_logits(unread, self.cache)
 
 
 def require_ids(model: MiniGPT, texts: Sequence[Text], rules: TokenRules) -> None:
@@ -126,6 +141,7 @@ def write(
     rules: TokenRules = NO_RULES,
     *,
     use_cache: bool = True,
+    step: Step | None = None,
 ) -> Iterator[list[int]]:
     """Let texts grow by a token each at a time, until all have ended; yield which have grown.
 
@@ -136,9 +152,11 @@ def write(
     random generator is not touched.
     Raises UserError, before anything is drawn, for a text without ids and for ids that the model
     has no row for.
+
+    step   reads what a lone text goes on with, in place of the model: `one_row.compiled_step`
     """
     require_ids(model, texts, rules)
-    return _written(model, texts, sampling, rules, use_cache=use_cache)
+    return _written(model, texts, sampling, rules, use_cache=use_cache, step=step)
 
 
 def _written(
@@ -148,6 +166,7 @@ def _written(
     rules: TokenRules,
     *,
     use_cache: bool,
+    step: Step | None,
 ) -> Iterator[list[int]]:
     """Do what `write` describes.
 
@@ -158,7 +177,7 @@ def _written(
     generators = [_generator(sampling, text) for text in texts]
     n_ids = min(len(text.ids) for text in texts)  # so many were read of each
     begin_alike = len({tuple(text.ids[:n_ids]) for text in texts}) == 1
-    reader = Reader(model, 1 if begin_alike else len(texts), use_cache=use_cache)
+    reader = Reader(model, 1 if begin_alike else len(texts), use_cache=use_cache, step=step)
     active = list(range(len(texts)))  # what rows of logits are about
     if begin_alike:
         logits = reader.next_logits([texts[0].ids], n_ids).expand(len(texts), -1)  # (B, V)
@@ -218,6 +237,7 @@ def generate(
     banned: Collection[int] = (),
     stop_ids: Collection[int] = (),
     use_cache: bool = True,
+    step: Step | None = None,
 ) -> Iterator[int]:
     """Return the ids that follow prompt_ids, each as soon as it is drawn.
 
@@ -225,5 +245,6 @@ def generate(
     else is as `write` has it, which this is, for one text.
     """
     text = Text.of(prompt_ids)
-    grown = write(model, [text], sampling, TokenRules(banned, {}, stop_ids), use_cache=use_cache)
+    rules = TokenRules(banned, {}, stop_ids)
+    grown = write(model, [text], sampling, rules, use_cache=use_cache, step=step)
     return (text.ids[-1] for rows in grown for _ in rows)

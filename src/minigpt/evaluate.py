@@ -80,7 +80,8 @@ def perplexity(loss: float) -> float:
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Switch dropout off inside the `with`; afterwards each part has the mode that it had."""
     training = [part for part in model.modules() if part.training]
-    model.eval()
+    for part in training:
+        part.training = False
     try:
         yield
     finally:

@@ -16,6 +16,7 @@ from minigpt.decoding import MOST_AT_ONCE, write
 from minigpt.errors import require
 from minigpt.filters import Text, TokenRules
 from minigpt.model import MiniGPT
+from minigpt.one_row import Step
 from minigpt.sampling import USUAL, Sampling
 from minigpt.tokenizer import Tokenizer
 
@@ -144,13 +145,15 @@ def generate_text(
     prompt: str,
     sampling: Sampling = USUAL,
     wording: Wording = USUAL_WORDING,
+    *,
+    step: Step | None = None,
 ) -> Iterator[str]:
     """Return the text that follows `prompt`, piece by piece; the prompt itself is not in it.
 
-    An empty prompt starts from <eos>.
+    An empty prompt starts from <eos>. The step is `write`'s.
     """
     draft = _Draft(tokenizer, prompt, 0, wording)
-    grown = write(model, [draft.text], sampling, wording.rules(tokenizer))
+    grown = write(model, [draft.text], sampling, wording.rules(tokenizer), step=step)
 
     def pieces() -> Iterator[str]:
         yield from (draft.grow() for rows in grown for _ in rows)
@@ -167,6 +170,7 @@ def continuations(
     wording: Wording = USUAL_WORDING,
     *,
     n_samples: int = 1,
+    step: Step | None = None,
 ) -> list[Continuation]:
     """Return n_samples texts after each prompt, all written at once: those of the first come first.
 
@@ -178,9 +182,10 @@ def continuations(
     )
     drafts = [_Draft(tokenizer, p, i, wording) for p in prompts for i in range(n_samples)]
     texts = [draft.text for draft in drafts]
-    for rows in write(model, texts, sampling, wording.rules(tokenizer)) if texts else ():
-        for row in rows:
-            drafts[row].grow()
+    if texts:
+        for rows in write(model, texts, sampling, wording.rules(tokenizer), step=step):
+            for row in rows:
+                drafts[row].grow()
     for draft in drafts:
         draft.close()
     return [draft.finished() for draft in drafts]

@@ -92,7 +92,8 @@ def sizes(config: Config, vocab_size: int) -> Sizes:
 
 
 def _cache_bytes(cache: KeyValueCache) -> int:
-    return sum(part.nbytes for part in vars(cache).values() if isinstance(part, Tensor))
+    held = (value if isinstance(value, list) else [value] for value in vars(cache).values())
+    return sum(part.nbytes for parts in held for part in parts if isinstance(part, Tensor))
 
 
 def _part_of(name: str) -> str:

@@ -244,7 +244,7 @@ def _scales(axes: "Axes", records: Sequence[Record]) -> None:
 
     axes.set_xlabel("step")
     axes.set_ylabel("loss, nats per token")
-    axes.set_xlim(0, max([r["step"] for r in records], default=1) * 1.03)
+    axes.set_xlim(0, max([1, *(r["step"] for r in records)]) * 1.03)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes.grid(color="#e3e3e8", linewidth=0.8)
     right = axes.twinx()

@@ -302,17 +302,12 @@ class MiniGPT(nn.Module):
     def new_cache(self, batch_size: int) -> KeyValueCache:
         """Return an empty cache for batch_size texts of up to context_length ids.
 
-        Keys and values are (L, B, G, T, K) each, of the weights' precision and on their device.
+        Keys and values of each layer are (B, G, T, K), of the weights' precision and on their
+        device.
         """
         config, like = self.config, next(self.parameters())
-        shape = (
-            config.n_layers,
-            batch_size,
-            config.n_kv_heads,
-            config.context_length,
-            config.d_head,
-        )
-        keys, values = like.new_zeros(shape), like.new_zeros(shape)
+        shape = (batch_size, config.n_kv_heads, config.context_length, config.d_head)
+        keys, values = ([like.new_zeros(shape) for _ in self.blocks] for _ in range(2))
         if not config.pointer:
             return KeyValueCache(keys, values)
         directions = like.new_zeros(batch_size, config.context_length, config.d_model)

@@ -77,11 +77,17 @@ def quickstart(out: Path, *, minutes: float, seed: int, say: Callable[[str], Non
 def _built_in(config: Config) -> Config:
     """Return config for the built-in corpus, which is a twelfth of WikiText-2.
 
-    In a text so small a word in ten of valid would be unknown, hence pieces of words; and it can be
-    learned by heart within minutes, hence a look at valid now and then, to keep the best.
+    In a text so small a word in ten of valid would be unknown, hence pieces of words, all of them
+    scored, as their ids say nothing of how frequent they are; and it can be learned by heart within
+    minutes, hence a look at valid now and then, to keep the best.
     """
-    tokenizer = TokenizerConfig("bpe", 4096)
-    return dataclasses.replace(config, data="python-docs", tokenizer=tokenizer, validations=6)
+    return dataclasses.replace(
+        config,
+        data="python-docs",
+        tokenizer=TokenizerConfig("bpe", 4096),
+        model=dataclasses.replace(config.model, output="full"),
+        validations=6,
+    )
 
 
 def _can_have(corpus: str) -> bool:

@@ -13,7 +13,7 @@ G key heads, H of them unless queries share keys · K d_head · L layers, in the
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 
 import torch
@@ -219,14 +219,14 @@ def fast_causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0)
     if square and alike and in_bfloat16 and short:
         return one_piece_causal_attention(q, k, v, dropout)
     # A lone query is the newest position and sees every key; only a stretch of them needs a mask.
-    some_hidden = not square and n_queries > 1
+    several = n_queries > 1
     return F.scaled_dot_product_attention(
         q,
         k,
         v,
-        attn_mask=causal_mask(n_queries, n_keys, q.device) if some_hidden else None,
+        attn_mask=causal_mask(n_queries, n_keys, q.device) if several and not square else None,
         dropout_p=dropout,
-        is_causal=square,
+        is_causal=several and square,
         enable_gqa=not alike,
     )
 
@@ -239,13 +239,14 @@ class KeyValueCache:
     text grows, its keys and values would only be computed again, to the same numbers, up to
     rounding.
 
-    The buffers have their full size from the start; nothing is allocated per word. Beside them
-    stands `newest` (B, 1, D), the last embedding that was read, for the token shift of the next
-    one; None at the start.
+    The buffers have their full size from the start; nothing is allocated per word. Each layer has
+    its own: of one for all, a compiler that knows no side effects would copy all for each layer's
+    part. Beside them stands `newest` (B, 1, D), the last embedding that was read, for the token
+    shift of the next one; None at the start.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
-        """Take empty buffers keys and values (L, B, G, T, K) for L layers and G key heads."""
+    def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        """Take empty buffers for keys and values of L layers, (B, G, T, K) each."""
         self.keys, self.values = keys, values
         self.newest: Tensor | None = None
         self.length = 0
@@ -253,7 +254,7 @@ class KeyValueCache:
     @property
     def capacity(self) -> int:
         """How many positions it can hold."""
-        return self.keys.size(3)
+        return self.keys[0].size(2)
 
     def reset(self) -> None:
         """Forget everything; the next ids stand at position 0 again."""
@@ -266,7 +267,8 @@ class KeyValueCache:
         Several continuations of one prompt read it once, and go their ways from there.
         """
         chosen = copy(self)
-        chosen.keys, chosen.values = self.keys[:, texts], self.values[:, texts]
+        chosen.keys = [keys[texts] for keys in self.keys]
+        chosen.values = [values[texts] for values in self.values]
         chosen.newest = None if self.newest is None else self.newest[texts]
         return chosen
 
@@ -278,9 +280,10 @@ class KeyValueCache:
         end = self.length + k.size(2)
         if end > self.capacity:
             raise ValueError(f"the cache holds {self.capacity} positions, {end} are too many")
-        self.keys[layer, :, :, self.length : end] = k
-        self.values[layer, :, :, self.length : end] = v
-        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+        keys, values = self.keys[layer], self.values[layer]
+        keys[:, :, self.length : end] = k
+        values[:, :, self.length : end] = v
+        return keys[:, :, :end], values[:, :, :end]
 
     def advance(self, n_positions: int) -> None:
         """Count n_positions as read."""

@@ -17,6 +17,7 @@ to the vocabulary.
 B batch · T positions · S places, of which they are the last · D d_model · V vocabulary
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -38,7 +39,9 @@ class Copied(NamedTuple):
 class PointerCache(KeyValueCache):
     """The keys and values of the blocks, and beside them what a pointer needs of each place."""
 
-    def __init__(self, keys: Tensor, values: Tensor, directions: Tensor, ids: Tensor) -> None:
+    def __init__(
+        self, keys: Sequence[Tensor], values: Sequence[Tensor], directions: Tensor, ids: Tensor
+    ) -> None:
         """Take empty buffers: the first two as the base does, directions (B, T, D), ids (B, T)."""
         super().__init__(keys, values)
         self.directions, self.ids = directions, ids
