@@ -9,14 +9,15 @@ many ids as the line really does, at the settings that stand for all prompts. Bo
 
 repeated 4-grams   share of words in a row, four long, that the continuation had already
 distinct 2-grams   how many pairs of words are different, of all pairs in all continuations
-5-gram perplexity  under a Kneser-Ney model of train (`ngram`), of the ids
+5-gram perplexity  under a Kneser-Ney model of train (`ngram`), of the ids but `<unk>`, which is
+                 easy to guess and which no model writes
 unknown, artefacts   of 1,000 words: `<unk>`; marks of the tokenizer and blanks before punctuation
 balanced           share of texts, prompt and all, whose quotes and brackets open and close
 sentence words     words in a sentence, on average
 names that recur   share of capitalised words inside sentences that stand twice in a continuation
 
---try lays a grid of settings and prints a row for each, on valid; test is looked at once, at the
-settings that were chosen.
+Without --try the settings are the run's own; --try lays a grid over them and prints a row for each,
+on valid. Test is looked at once, at the settings that were chosen.
 """
 
 import argparse
@@ -89,8 +90,9 @@ def figures(
         speller = tokenizer.speller(prompt)
         shown.append("".join([*map(speller.add, ids), speller.rest()]))
         whole.append(tokenizer.decode([*prompt, *ids]))
-        nats -= judge.log_probs(np.array([*prompt, *ids]))[len(prompt) :].sum()
-        n_ids += len(ids)
+        known = np.array([i != tokenizer.unk_id for i in ids])
+        nats -= judge.log_probs(np.array([*prompt, *ids]))[len(prompt) :][known].sum()
+        n_ids += int(known.sum())
     words = [WORD.findall(text) for text in shown]
     pairs = [pair for found in words for pair in itertools.pairwise(found)]
     n_words = sum(map(len, words))
@@ -175,7 +177,7 @@ def changed(sampling: Sampling) -> str:
 def measured(options: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of real text and of each setting."""
     run = Run.open(options.run)
-    tokenizer, start = run.tokenizer, replace(USUAL, seed=options.seed)
+    tokenizer, start = run.tokenizer, replace(run.config.sampling, seed=options.seed)
     both = openings(run, options.split)
     prompts, truth = [p for p, _ in both], [ids for _, ids in both]
     train = prepare(open_corpus(run.config.data), "train", tokenizer).ids

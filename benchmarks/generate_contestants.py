@@ -6,7 +6,6 @@ token and until the last, and the most memory that the process has held so far.
 Every contestant builds its own model, from the same seed: all have the same weights.
 """
 
-import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from minigpt.decoding import generate
 from minigpt.model import MiniGPT
 from minigpt.one_row import compiled_step, int8_weights
 from minigpt.sampling import Sampling
+from setting import peak_bytes
 from turns import Turn
 
 SEED = 1
@@ -101,7 +101,7 @@ def writes(turn: Turn, make: Callable[..., Writer], task: Task, *given: Any) -> 
                 "first_seconds": first,
                 # The prompt is no part of the pace at which a text goes on.
                 "seconds_a_token": (seconds - first) / (task.sampling.max_new_tokens - 1),
-                "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+                "peak_bytes": peak_bytes(),
                 "warm_up_seconds": warm_up,
                 "ids": ids,
             }

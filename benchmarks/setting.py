@@ -4,6 +4,7 @@ In: what the command line says. Out: a `Config`, and what every result file tell
 """
 
 import os
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -35,3 +36,10 @@ def machine(rates: dict[str, float]) -> dict[str, Any]:
         "versions": versions(),
         "hardware": {**hardware(), "cores": os.cpu_count()},
     }
+
+
+def peak_bytes() -> int:
+    """Return the most memory that this process has held so far."""
+    # Not getrusage: a child's peak there begins with what its parent held when it was born.
+    (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text("ascii"))
+    return 1024 * int(peak)

@@ -34,7 +34,6 @@ speed     median seconds of a step, in turns: each round takes one step of each 
 
 import argparse
 import math
-import re
 import statistics
 import subprocess
 import sys
@@ -60,7 +59,7 @@ from minigpt.report import versions
 from minigpt.train import optimizer_step
 from minigpt.training_state import TrainingState
 from minigpt.unknown_words import UnknownWords
-from setting import command, machine
+from setting import command, machine, peak_bytes
 
 ALL_WORDS = 33_278
 VOCABULARIES = [
@@ -183,13 +182,6 @@ def step_bytes(config: Config, vocab_size: int) -> int:
     for _ in range(2):  # the first fills the optimizers
         optimizer_step(state, batch)
     return peak_bytes() - before
-
-
-def peak_bytes() -> int:
-    """Return the most memory that this process has held so far."""
-    # Not getrusage: a child's peak there begins with what its parent held when it was born.
-    (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text("ascii"))
-    return 1024 * int(peak)
 
 
 def child_bytes(row: Row, options: argparse.Namespace, precision: str) -> float:

@@ -2,14 +2,17 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.testing import assert_close
 
 from minigpt.beams import beam_search
-from minigpt.decoding import BY_LENGTH, BY_TOKEN, PIECE, generate, window_start, write
+from minigpt.config import load_preset, preset_names
+from minigpt.decoding import BY_LENGTH, BY_TOKEN, PIECE, Reader, generate, window_start, write
 from minigpt.errors import UserError
 from minigpt.filters import Text, TokenRules
 from minigpt.sampling import Sampling
@@ -43,6 +46,22 @@ def test_cached_is_uncached_for_300_tokens(name, n_prompt):
         assert list(generate(model, prompt, sampling, use_cache=False)) == cached
     assert len(cached) == 300
     assert len(set(cached)) > 30
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_writes_with_its_cache_what_it_writes_without(name):
+    sizes = {"vocab_size": V, "d_model": 32, "n_heads": 2, "d_head": 0, "d_ff": 40, "n_layers": 2}
+    config = replace(load_preset(name).model, context_length=T, cutoffs=(29, 61), **sizes)
+    model, prompt = make_model(config), random_ids(5)
+    for sampling in (Sampling(0), Sampling(3.0, None)):
+        long = replace(sampling, max_new_tokens=3 * T)
+        cached = list(generate(model, prompt, long))
+        assert list(generate(model, prompt, long, use_cache=False)) == cached
+        with_cache, without = (Reader(model, 1, use_cache=kept) for kept in (True, False))
+        text = prompt + cached
+        for n_ids in range(5, len(text)):
+            exact = without.next_logits([text], n_ids)
+            assert_close(with_cache.next_logits([text], n_ids), exact, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("use_cache", [True, False])

@@ -8,11 +8,17 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from minigpt.cli import main
+from minigpt.config import load_preset
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+
+from curves import load, ratios
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGLISH, CHINESE = ROOT / "README.md", ROOT / "README.zh-CN.md"
@@ -183,3 +189,71 @@ def test_the_table_of_vocabularies_is_the_measured_one() -> None:
         figures += [round(row["tokens_per_second"]), round(row["step_megabytes"])]
         ends = f"{row['token_perplexity']:.1f} | {row['comparable_perplexity']:.1f} |"
         assert line == " | ".join([start[:-2], share, *(f"{n:,}" for n in figures), ends])
+
+
+def test_the_times_to_the_same_perplexity_are_those_that_were_measured() -> None:
+    found = ratios(load(ROOT / "docs" / "results" / "quality"))
+    assert {ratio.goal.peer for ratio in found} == {"nanogpt", "lstm"}
+    for page, times in ((ENGLISH, "times"), (CHINESE, "倍")):
+        text = page.read_text("utf-8")
+        assert "docs/pictures/quality.svg" in text
+        for ratio in found:
+            figures = [f"{ratio.minutes:.1f}", f"{ratio.goal.perplexity:.1f}"]
+            for figure in [*figures, f"{ratio.ratio:.0f} {times}"]:
+                assert figure in text, (page.name, ratio)
+
+
+WRITTEN = ROOT / "docs" / "results" / "samples" / "demo.json"
+
+
+def test_the_ten_samples_are_all_that_the_command_wrote() -> None:
+    found = json.loads(WRITTEN.read_text("utf-8"))
+    assert len(found) == 10
+    for page in (ENGLISH, CHINESE):
+        text = page.read_text("utf-8")
+        for one in found:
+            shown = " / ".join((one["prompt"] + one["text"]).split("\n"))
+            assert shown in text, shown
+
+
+COHERENCE = sorted((ROOT / "docs" / "results" / "coherence").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", COHERENCE, ids=lambda path: path.stem)
+def test_text_is_like_real_text_at_the_settings_of_the_preset(path: Path) -> None:
+    """Issue's bars: repeated 4-grams, distinct 2-grams, 5-gram perplexity, marks of tokenizers."""
+    found = json.loads(path.read_text("utf-8"))
+    assert (found["split"], found["prompts"]) == ("test", 200)
+    (row,) = found["rows"]
+    real = found["real"]
+    sampling = load_preset(path.stem).sampling
+    assert row["sampling"] == asdict(sampling)
+    assert row["repeated_4_grams"] <= 1.5 * real["repeated_4_grams"]
+    assert 0.8 <= row["distinct_2_grams"] / real["distinct_2_grams"] <= 1.2
+    assert row["5_gram_perplexity"] <= 1.3 * real["5_gram_perplexity"]
+    assert row["unknown_per_1000_words"] == row["artefacts_per_1000_words"] == 0
+    page = (ROOT / "docs" / "experiments.md").read_text("utf-8")
+    for one, what in ((row, f"`{path.stem}`"), (real, "real text")):
+        figures = f"{one['repeated_4_grams']:.2%} | {one['distinct_2_grams']:.3f}"
+        figures = f"{figures} | {one['5_gram_perplexity']:.0f} |".replace("%", " %")
+        assert any(what in line and figures in line for line in page.splitlines()), figures
+
+
+def test_the_speed_of_writing_is_what_was_measured() -> None:
+    folder = ROOT / "docs" / "results" / "generate"
+    demo, long, large = (
+        json.loads((folder / f"{name}.json").read_text("utf-8"))
+        for name in ("demo", "long", "large")
+    )
+    times = "times_as_long_as_compiled"
+    assert demo["writers"]["transformers"][times] >= 3
+    assert long["writers"]["uncached"][times] >= 10
+    assert large["weight_megabytes"] >= 200
+    assert large["writers"]["compiled"]["a_token_in_readings"] <= 1.5
+    figures = [f"{demo['writers'][name]['tokens_per_second']:.0f}" for name in demo["writers"]]
+    figures += [f"{demo['writers']['transformers'][times]:.1f}"]
+    figures += [f"{long['writers']['uncached'][times]:.0f}"]
+    figures += [f"{large['writers']['compiled']['a_token_in_readings']:.2f}"]
+    for page in (ENGLISH, CHINESE):
+        text = page.read_text("utf-8")
+        assert [figure for figure in figures if figure not in text] == [], page.name

@@ -21,7 +21,7 @@ from minigpt.errors import UserError, require
 from minigpt.evaluate import evaluating
 from minigpt.filters import NO_RULES, Text, TokenRules, Wish, filtered, wishes_of
 from minigpt.model import MiniGPT
-from minigpt.one_row import LEAST_READ, Step
+from minigpt.one_row import Step, is_usual
 from minigpt.sampling import USUAL, Sampling
 
 # Positions read at once: what a long prompt needs beside its cache stays small.
@@ -90,7 +90,7 @@ class Reader:
         n_read = self.cache.length if self.cache is not None else 0
         rows = [ids[start + n_read : n_ids] for ids in texts]
         unread = torch.tensor(rows, device=self.device)  # (B, T)
-        if self.step is not None and n_read >= LEAST_READ and unread.numel() == 1:
+        if self.step is not None and is_usual(unread, self.cache):
             logits = self.step(unread, self.cache)
         else:
             logits = self._read(unread)
@@ -185,12 +185,18 @@ def _written(
     else:
         logits = reader.next_logits([text.ids for text in texts], n_ids)
     while True:
-        grown = []
-        for b, row in zip(active, logits, strict=True):
-            if len(texts[b].ids) == n_ids and _grow(
-                texts[b], row[None], generators[b], sampling, wishes, rules
-            ):
-                grown.append(b)
+        # The others have read a part of their prompts only.
+        rows = [row for row, b in enumerate(active) if len(texts[b].ids) == n_ids]
+        growing = [active[row] for row in rows]
+        have_grown = _grow(
+            [texts[b] for b in growing],
+            logits if len(rows) == len(active) else logits[rows],
+            [generators[b] for b in growing],
+            sampling,
+            wishes,
+            rules,
+        )
+        grown = [b for b, has_grown in zip(growing, have_grown, strict=True) if has_grown]
         yield grown
         going = [row for row, b in enumerate(active) if texts[b].ended is None]
         if not going:
@@ -203,23 +209,33 @@ def _written(
 
 
 def _grow(
-    text: Text,
+    texts: Sequence[Text],
     logits: Tensor,
-    generator: torch.Generator | None,
+    generators: Sequence[torch.Generator | None],
     sampling: Sampling,
     wishes: Sequence[Wish],
     rules: TokenRules,
-) -> bool:
-    """Let text grow by an id drawn from logits (1, V), or end; return whether it has grown."""
-    next_id = choose(filtered(logits, [text], wishes)[0], generator)
-    if next_id in rules.ends:
-        text.ended = BY_TOKEN
-        return False
-    text.ids.append(next_id)
-    text.log_probs.append(float(logits[0, next_id] - logits.logsumexp(dim=-1)))
-    if text.n_new == sampling.max_new_tokens:
-        text.ended = BY_LENGTH
-    return True
+) -> list[bool]:
+    """Let texts grow by an id each, drawn from logits (B, V), or end; return which have grown."""
+    if not texts:
+        return []
+    for text, row, allowed, total, generator in zip(
+        texts,
+        logits,
+        filtered(logits, texts, wishes),
+        logits.logsumexp(dim=-1),
+        generators,
+        strict=True,
+    ):
+        next_id = choose(allowed, generator)
+        if next_id in rules.ends:
+            text.ended = BY_TOKEN
+            continue
+        text.ids.append(next_id)
+        text.log_probs.append(float(row[next_id] - total))
+        if text.n_new == sampling.max_new_tokens:
+            text.ended = BY_LENGTH
+    return [text.ended != BY_TOKEN for text in texts]
 
 
 def _generator(sampling: Sampling, text: Text) -> torch.Generator | None:

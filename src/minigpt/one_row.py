@@ -27,9 +27,6 @@ from minigpt.output import FullSoftmax
 # An id (1, 1) and the cache that it continues → logits (1, V)
 Step = Callable[[Tensor, KeyValueCache | None], Tensor]
 
-# So many ids must be read before a compiled step goes on: a length of 0 or 1 is, to the compiler, a
-# case of its own.
-LEAST_READ = 2
 # Tokens from which on a compiled step saves more time than compiling takes (docs/experiments.md).
 LONG_TEXT = 4_000
 
@@ -102,7 +99,7 @@ def _with_products(model: MiniGPT, kind: type[RowLinear]) -> MiniGPT:
                 setattr(part, name, kind(child.weight, child.bias))
     if isinstance(model.output, FullSoftmax):
         # Of the table that reads only a row is needed, so that one stays.
-        model.output = kind(model.output.table, model.output.bias)
+        model.register_module("output", kind(model.output.table, model.output.bias))
     return model
 
 
@@ -112,6 +109,14 @@ def int8_weights(model: MiniGPT) -> MiniGPT:
     The full and the sampled softmax are matrices too, an adaptive one stays as it is.
     """
     return _with_products(model, Int8Linear)
+
+
+def is_usual(ids: Tensor, cache: KeyValueCache | None) -> bool:
+    """Is this what a step was compiled for: one id, inside a window that others have begun?
+
+    To the compiler lengths of 0 and 1 are cases of their own, as is a cache that becomes full.
+    """
+    return ids.numel() == 1 and cache is not None and 2 <= cache.length < cache.capacity - 1
 
 
 def compiled_step(model: MiniGPT) -> Step:
@@ -124,13 +129,15 @@ def compiled_step(model: MiniGPT) -> Step:
     if not any(isinstance(part, RowLinear) for part in model.modules()):
         model = _with_products(model, RowLinear)
     step: Step = torch.compile(model.next_logits, dynamic=True)
-    ids = torch.zeros(1, LEAST_READ, dtype=torch.int64, device=next(model.parameters()).device)
+    device = next(model.parameters()).device
     try:
         with torch.inference_mode():
+            # Made here: to the compiler a tensor of inference mode is of another kind.
             cache = model.new_cache(1)
-            if cache.capacity > LEAST_READ:
-                model.next_logits(ids, cache)
-                step(ids[:, :1], cache)
+            ids = torch.zeros(1, 1, dtype=torch.int64, device=device)
+            model.next_logits(ids.repeat(1, min(2, cache.capacity)), cache)
+            if is_usual(ids, cache):
+                step(ids, cache)
     except Exception as error:
         reason = " ".join(str(error).split())[:120]
         raise UserError(
@@ -139,17 +146,21 @@ def compiled_step(model: MiniGPT) -> Step:
     return step
 
 
-def choose_step(wish: str, model: MiniGPT, n_tokens: int) -> tuple[Step | None, str]:
-    """Return a compiled step for a text of n_tokens if it is wanted, and what is to be said.
+def choose_step(
+    wish: str, model: MiniGPT, n_tokens: int, say: Callable[[str], None]
+) -> Step | None:
+    """Return a compiled step for a text of n_tokens if it is wanted, telling `say` what it does.
 
     wish   on, off, or auto: for long texts, and without one where torch.compile fails
     Raises UserError where it fails though it was wanted.
     """
     if wish == "off" or (wish == "auto" and n_tokens < LONG_TEXT):
-        return None, ""
+        return None
+    say("compiling, which takes some seconds; --compile off begins at once")
     try:
-        return compiled_step(model), ""
+        return compiled_step(model)
     except UserError as error:
         if wish == "on":
             raise
-        return None, f"writing eagerly: {error}"
+        say(f"writing eagerly: {error}")
+        return None

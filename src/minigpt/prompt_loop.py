@@ -1,7 +1,7 @@
 """Commands of the prompt loop: a line that begins with / changes how text is written.
 
 In: the settings so far and such a line. Out: the settings from then on, and what to tell the user.
-The loop itself stands in `cli`, which alone reads and prints.
+The loop itself stands in `cli_generate`, which reads and prints.
 """
 
 import re
