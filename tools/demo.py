@@ -7,9 +7,11 @@ python tools/demo.py runs/demo
 import argparse
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from minigpt.checkpoint import DEMO, Run, release
+from minigpt.config import load_preset
 from minigpt.errors import UserError, require
 from minigpt.measurement import measure
 
@@ -64,7 +66,10 @@ licence. They come without any warranty.
 def make(run_dir: Path, command: str) -> None:
     """Write the demo anew. Raises UserError where it would be too large."""
     shutil.rmtree(DEMO, ignore_errors=True)
-    release(Run.open(run_dir), DEMO)
+    trained = Run.open(run_dir)
+    # How it writes is chosen when it has been trained: the preset knows it by now.
+    config = replace(trained.config, sampling=load_preset("demo").sampling)
+    release(replace(trained, config=config), DEMO)
     run = Run.open(DEMO)  # what is told of it is told of the weights in float16
     found = {split: measure(run, split).to_json() for split in ("valid", "test")}
     card = CARD.format(
