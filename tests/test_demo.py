@@ -18,7 +18,7 @@ from minigpt.checkpoint import DEMO, Run
 from minigpt.measurement import measure
 
 MOST_BYTES = 12_000_000
-TEXT = "The river flows into the sea."
+TEXT = "The river flows into the sea ."
 
 
 @pytest.fixture(scope="module")

@@ -251,7 +251,8 @@ class MiniGPT(nn.Module):
         # Only now: until the last block has stored its part, all must see the same length.
         if cache is not None:
             cache.advance(ids.size(1))
-            cache.newest = embeddings[:, -1:]
+            # A copy, for a view would keep the embeddings of a whole prompt.
+            cache.newest = embeddings[:, -1:].clone(memory_format=torch.contiguous_format)
             self.pointer.keep(x, ids, cache)
         return x
 
