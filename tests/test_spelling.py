@@ -50,6 +50,7 @@ def written(text: str, *, sentence_case: bool = False) -> str:
         ('one " left open \n " Two " here', 'one "left open\n"Two" here'),
         ("the soldiers ' tents ( or ' huts ' )", "the soldiers' tents (or 'huts')"),
         ("on television [ ... ] I am", "on television [...] I am"),
+        ("not .... I seemed to .. go", "not.... I seemed to.. go"),
         ("in 1990 – 91 and 1950 – present", "in 1990–91 and 1950 – present"),
         ("the town – a port – fell", "the town – a port – fell"),
         ("at 21 : 00 , part 2 : The End", "at 21:00, part 2: The End"),

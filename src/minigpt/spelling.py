@@ -20,7 +20,7 @@ from typing import Protocol
 _ENDINGS = ("s", "t", "m", "d", "re", "ve", "ll")
 _ENDING = re.compile(f"'(?:{'|'.join(_ENDINGS)})", re.IGNORECASE)
 _INSIDE = re.compile(r"@(.{1,3})@")  # what stood inside a word, as WikiText marks it
-_TO_THE_LEFT = {*",.;:!?)]}%°′″", "...", "’", "”"}
+_TO_THE_LEFT = {*",.;:!?)]}%°′″", "..", "...", "....", "’", "”"}
 _TO_THE_RIGHT = {*"([{$£€¥₤#", "‘", "“"}
 _BETWEEN = {"/", "⁄"}
 _IN_NUMBERS = {"–", ":"}  # between two numbers, that is; elsewhere they are like other signs
