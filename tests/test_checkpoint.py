@@ -551,4 +551,6 @@ def test_demo_is_the_packages_run_unless_there_is_one_here(tmp_path, monkeypatch
     assert run_folder("demo") == checkpoint.DEMO
     assert run_folder("runs/demo") == Path("runs/demo")
     Path("demo").mkdir()
+    assert run_folder("demo") == checkpoint.DEMO
+    Path("demo/config.json").touch()
     assert run_folder("demo") == Path("demo")

@@ -72,10 +72,10 @@ def objects(text: str) -> list[Any]:
         ("--no-repeat-ngram 0", "no_repeat_ngram is 0"),
         ("--max-new-tokens 0", "max_new_tokens is 0"),
         ("--min-new-tokens 200", "min_new_tokens is 200"),
-        ("--num-samples 0", "n_samples is 0"),
+        ("--num-samples 0", "num_samples is 0"),
         ("--num-samples 1000000000", "n_samples is 1000000000"),
-        ("--num-beams 0", "n_beams is 0"),
-        ("--num-beams 3 --num-samples 4", "num_samples is 4: of 3 beams"),
+        ("--num-beams 0", "num_beams is 0"),
+        ("--num-beams 3 --num-samples 4", "num_samples is 4: a search among 3 beams"),
         ("--seed -1", "seed is -1"),
         ("--device gpu", "device gpu is not known"),
         ("--threads -1", "threads is -1"),
@@ -276,7 +276,7 @@ def test_int8_and_compiled_steps_write_too(
     assert cli.main([*argv, "--compile", "on"]) == 0
     out, err = capsys.readouterr()
     assert out == usual
-    assert err == "compiling, which takes some seconds; --compile off begins at once\n"
+    assert err == "compiling, which takes ten seconds and more; --compile off begins at once\n"
     assert wishes == [False]
     assert succeeded([*argv, "--int8"], capsys).startswith("The")
     assert wishes == [False]
@@ -291,3 +291,36 @@ def test_a_compiled_step_is_for_one_text(
     argv = ["generate", str(run_dir), "--prompt", "The", "--compile", "on", flag, "2"]
     line = failed(argv, capsys)
     assert "--compile on is for one text at a time" in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--num-samples", "0"], "num_samples is 0"),
+        (["--num-beams", "0"], "num_beams is 0"),
+        (["--num-beams", "2", "--num-samples", "3"], "finds as many texts at most"),
+        (["--length-penalty", "nan"], "length_penalty is nan"),
+        (["--frequency-penalty", "1e40"], "frequency_penalty is 1e+40"),
+        (["--presence-penalty=-1e40"], "presence_penalty is -1e+40"),
+        (["--repetition-penalty", "1e-40"], "repetition_penalty is 1e-40"),
+        (["--bias", "the=1e40"], "--bias is the=1e40"),
+        (["--compile", "on", "--stop", ""], "a stop string is empty"),
+        (["--compile", "on", "--ban", "Nosuchword"], "Nosuchword"),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_is_said_or_compiled(
+    run_dir: Path, flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["generate", str(run_dir), "--prompt", "Nosuchword", "--max-new-tokens", "5000"]
+    assert message in failed([*argv, *flags], capsys)
+
+
+def test_a_mark_before_a_piped_text_is_no_part_of_it(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["generate", str(run_dir), "--max-new-tokens", "3"]
+    texts = []
+    for mark in ("", "\ufeff"):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(f"{mark}The mill\n"))
+        texts.append(succeeded(argv, capsys))
+    assert texts[0] == texts[1]

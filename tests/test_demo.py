@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import minigpt
 from commands import failed, succeeded
 from minigpt import cli
 from minigpt.checkpoint import DEMO, Run
+from minigpt.errors import UserError
 from minigpt.measurement import measure
 
 MOST_BYTES = 12_000_000
@@ -103,9 +105,51 @@ def test_it_cannot_be_resumed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cannot be resumed" in failed(["train", "--resume", "demo"], capsys)
 
 
-def test_a_folder_of_that_name_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("demo").mkdir()
-    assert "not a run folder" in failed(["info", "demo"], capsys)
+def test_a_run_of_that_name_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("demo").mkdir()  # no run yet
+    assert "10,000" in succeeded(["info", "demo"], capsys)
+    Path("demo/config.json").write_text("{}", "utf-8")
+    assert "demo" in failed(["info", "demo"], capsys)
+
+
+@pytest.mark.parametrize("out", ["demo/map.html", "demo/config.html", str(DEMO / "map.html")])
+def test_nothing_is_written_where_it_would_hide_or_change_it(
+    out: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert "write elsewhere" in failed(["attention", "demo", TEXT, "--out", out], capsys)
+    assert list(tmp_path.iterdir()) == []
+    assert not (DEMO / "map.html").exists()
+
+
+@pytest.mark.parametrize("prompt", ["qqzzx xxyyq", "Привет мир", "😊 hi", "<unk>"])
+def test_a_blank_stands_behind_a_prompt_of_unknown_words(run: Run, prompt: str) -> None:
+    assert minigpt.generate(run, prompt, max_new_tokens=3, seed=3)[:1] in " .,;\n"
+
+
+def test_a_prompt_that_ends_in_a_blank_gets_no_second(run: Run) -> None:
+    plain = minigpt.generate(run, "The river", max_new_tokens=9)
+    assert plain.startswith(" ")
+    assert minigpt.generate(run, "The river ", max_new_tokens=9) == plain[1:]
+    assert "".join(["The river ", plain[1:]]) == f"The river{plain}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_new_tokens": 2.5}, "max_new_tokens is 2.5"),
+        ({"max_new_tokens": float("inf")}, "max_new_tokens is inf"),
+        ({"temperature": "hot"}, "temperature is 'hot'"),
+        ({"top_k": True}, "top_k is True"),
+        ({"tempratur": 1}, "did you mean sampling.temperature"),
+        ({"prompt": 5}, "the prompt is 5"),
+        ({"prompt": "a\ud800b"}, "the prompt is"),
+    ],
+)
+def test_wrong_settings_from_python_are_told_in_one_line(
+    run: Run, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        minigpt.generate(run, **settings)
 
 
 def test_what_it_writes_reads_like_a_text(run: Run) -> None:

@@ -82,7 +82,12 @@ def test_pieces_joined_are_the_decoded_whole(kind, prompt, raw):
         start = tokenizer.encode(prompt) or [tokenizer.eos_id]
         new = list(generate(model, start, sampling, banned=banned))
         whole = tokenizer.decode(start + new, raw=raw)
-        assert tokenizer.decode(start, raw=raw) + "".join(pieces) == whole
+        text = "".join(pieces)
+        if set(start) == {tokenizer.unk_id} and not raw:
+            # `decode` leaves out what the prompt shows, and so what the first word follows.
+            assert text.startswith((" ", "\n", ".", ","))
+            text = text.removeprefix(" ")
+        assert tokenizer.decode(start, raw=raw) + text == whole
 
 
 @pytest.mark.parametrize("kind", ["basic_english", "wikitext"])

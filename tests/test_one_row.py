@@ -179,7 +179,9 @@ def test_compiling_is_for_long_texts_or_on_request(monkeypatch):
     assert choose_step("auto", model, LONG_TEXT, said.append) == "compiled"
     assert choose_step("on", model, 1, said.append) == "compiled"
     assert len(said) == 2
-    assert all(line.startswith("compiling, which takes some seconds") for line in said)
+    with pytest.raises(UserError, match="auto, on or off"):
+        choose_step("maybe", model, 1, said.append)
+    assert all(line.startswith("compiling, which takes ten seconds and more") for line in said)
 
 
 def test_without_a_compiler_auto_writes_eagerly_and_on_says_what_to_do(monkeypatch):

@@ -257,3 +257,24 @@ def test_the_speed_of_writing_is_what_was_measured() -> None:
     for page in (ENGLISH, CHINESE):
         text = page.read_text("utf-8")
         assert [figure for figure in figures if figure not in text] == [], page.name
+
+
+def test_the_advice_on_vocabularies_has_its_figures() -> None:
+    path = ROOT / "docs" / "results" / "vocabulary" / "wikitext2-10min.json"
+    rows = json.loads(path.read_text("utf-8"))["rows"]
+    measured = [row for row in rows if "comparable_perplexity" in row]
+    assert {(row["tokenizer"], row["vocab_size"]) for row in measured} == {
+        ("wikitext", 33_278),
+        ("wikitext", 10_000),
+        ("bpe", 8_000),
+    }
+    experiments = (ROOT / "docs" / "experiments.md").read_text("utf-8")
+    for row in measured:
+        unknown = f"{row['unknown_share']:.1%}".replace("%", " %")
+        speed, memory = f"{row['words_per_second']:,.0f}", f"{row['step_megabytes']:.0f}"
+        perplexity = f"{row['comparable_perplexity']:.1f}"
+        for page in (ENGLISH, CHINESE):
+            told = f" | {unknown} | {speed} | {memory} | {perplexity} |\n"
+            assert told in page.read_text("utf-8"), (page.name, told)
+        assert f"{speed} words/s, {memory} MB" in experiments
+        assert perplexity in experiments

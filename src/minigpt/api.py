@@ -15,7 +15,6 @@ Nothing is computed here; each function puts the modules below it in a row.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from minigpt.machine import choose_device
 from minigpt.measurement import Measurement, Tier
 from minigpt.measurement import measure as measure_run
 from minigpt.report import Report
+from minigpt.sampling import Sampling
 from minigpt.train import train as train_config
 
 
@@ -141,10 +141,12 @@ def generate(run: Run, prompt: str = "", **sampling: Any) -> str:
     """Return the text that a run's model writes after `prompt`.
 
     sampling   the fields of `Sampling`: temperature, top_k, min_p, seed, max_new_tokens …; what is
-               not given is as the run's config has it
+               not given is as the run's config has it. For stop strings, bans and several texts see
+               `minigpt.generate.continuations`
+    Raises UserError for a name that is no setting, and a value that cannot be one.
     """
     _require_run(run)
-    settings = replace(run.config.sampling, **sampling)
+    settings = from_dict(Sampling, sampling, run.config.sampling, "sampling.")
     return "".join(generate_text(run.model, run.tokenizer, prompt, settings))
 
 
@@ -154,7 +156,7 @@ def attention(run: Run, text: str) -> AttentionMaps:
     Raises UserError for a text without tokens, or with more than the model's context.
     """
     _require_run(run)
-    ids = run.tokenizer.encode(text)
+    ids = run.tokenizer.encode_prompt(text)
     return attention_maps(run.model, ids, run.tokenizer.pieces(ids))
 
 

@@ -67,9 +67,9 @@ DEMO = Path(__file__).with_name("demo")
 
 
 def run_folder(path: str | Path) -> Path:
-    """Return the folder that a user names: `demo` is the package's, unless there is one here."""
+    """Return the folder that a user names: `demo` is the package's, unless a run here is so too."""
     path = Path(path)
-    return DEMO if path == Path("demo") and not path.exists() else path
+    return DEMO if path == Path("demo") and not (path / "config.json").exists() else path
 
 
 # What stands in a run folder beside checkpoints/: nothing else may be written over these.
@@ -83,6 +83,12 @@ def spare_run(run_dir: Path, out: Path) -> None:
     own = path.parent == root and path.name in RUN_FILES
     if own or path.is_relative_to(root / "checkpoints"):
         raise UserError(f"--out is {out}: that is a file of the run, so take another name")
+    # A folder that looks like a run would hide the package's from then on.
+    hides = root == DEMO and path.is_relative_to(Path("demo").resolve())
+    if hides or path.is_relative_to(DEMO):
+        raise UserError(
+            f"--out is {out}: demo is the run that comes with the package, so write elsewhere"
+        )
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -130,7 +136,9 @@ def read_config(run_dir: Path) -> Config:
     """Return the config of a run. Raises UserError where run_dir is not a run folder."""
     run_dir = run_folder(run_dir)
     if not run_dir.is_dir():
-        raise UserError(f"run folder {run_dir} does not exist: check the path")
+        raise UserError(
+            f"run folder {run_dir} does not exist: check the path (the run of the package is demo)"
+        )
     if not (run_dir / "config.json").is_file():
         raise UserError(f"{run_dir} is not a run folder (no config.json): check the path")
     tree = read_json(run_dir / "config.json")
@@ -290,6 +298,8 @@ def checkpoint_folder(run_dir: Path, which: Which) -> Path:
             f"{run_dir} has its best weights alone, not the state of its training, so it cannot be "
             "resumed: train anew"
         )
+    if not _is_named(run_dir, which) and any((run_dir / "checkpoints").glob("[0-9]*")):
+        raise UserError(f"{run_dir / which}.json is missing: restore it from a copy")
     if not _is_named(run_dir, which):
         raise UserError(f"{run_dir} has no checkpoint yet: train longer, or train it anew")
     folder = run_dir / "checkpoints" / _folder_of(run_dir, which)

@@ -236,7 +236,7 @@ def _attention(args: list[str]) -> int:
 
     kind = None if options.out is None else kind_of(options.out, "--out")
     run = open_run(options.run, options.device, options.threads, options.out)
-    ids = run.tokenizer.encode(options.text)
+    ids = run.tokenizer.encode_prompt(options.text)
     maps = attention_maps(run.model, ids, run.tokenizer.pieces(ids))
     color = in_color(sys.stdout)
     width = shutil.get_terminal_size().columns

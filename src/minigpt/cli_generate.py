@@ -4,6 +4,7 @@ In: argv. Out: text as it comes, or JSON; an exit status.
 """
 
 import dataclasses
+import math
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from minigpt.command_line import biases, open_run, parse_generate, prompts_of
 from minigpt.command_options import GenerateOptions
 from minigpt.console import note, note_unknown, print_json
-from minigpt.errors import UserError
+from minigpt.errors import UserError, require
 from minigpt.prompt_loop import obey
 
 if TYPE_CHECKING:
@@ -27,25 +28,22 @@ BETWEEN_TEXTS = "---"
 def generate(args: list[str]) -> int:
     """Do what `minigpt generate` is told by args; return the exit status."""
     options = parse_generate(args, "minigpt generate")
+    alone = options.num_samples == 1 and options.num_beams == 1
+    _require_fit(options, alone=alone)
     run = open_run(options.run, options.device, options.threads)
     from minigpt.generate import Wording
     from minigpt.one_row import choose_step, int8_weights
 
-    if options.int8:
-        run = dataclasses.replace(run, model=int8_weights(run.model))
-    alone = options.num_samples == 1 and options.num_beams == 1
-    if options.compile == "on" and not alone:
-        raise UserError(
-            "--compile on is for one text at a time: leave out --num-samples and --num-beams"
-        )
-    n_tokens = options.settings.max_new_tokens if alone else 0
-    step = choose_step(options.compile, run.model, n_tokens, note)
     wording = Wording(
         stop=options.stop,
         raw=options.raw,
         banned=[run.tokenizer.id_of(word) for word in options.ban],
         bias=dict(biases(options.bias, run.tokenizer)),
     )
+    if options.int8:
+        run = dataclasses.replace(run, model=int8_weights(run.model))
+    n_tokens = options.settings.max_new_tokens if alone else 0
+    step = choose_step(options.compile, run.model, n_tokens, note)
     if options.prompt is not None:
         prompts: Iterable[str] = [options.prompt]
     elif sys.stdin is not None and sys.stdin.isatty():
@@ -58,6 +56,28 @@ def generate(args: list[str]) -> int:
         note_unknown(run.tokenizer.encode_prompt(prompt), run.tokenizer)
         _write_on(run, prompt, options, options.settings, wording, step)
     return 0
+
+
+def _require_fit(options: GenerateOptions, *, alone: bool) -> None:
+    """Raise UserError where options do not go together, before anything is loaded."""
+    require(
+        options.num_samples >= 1,
+        f"num_samples is {options.num_samples}: it must be at least 1",
+    )
+    require(options.num_beams >= 1, f"num_beams is {options.num_beams}: it must be at least 1")
+    require(
+        options.num_beams == 1 or options.num_samples <= options.num_beams,
+        f"num_samples is {options.num_samples}: a search among {options.num_beams} beams finds as "
+        "many texts at most",
+    )
+    require(
+        math.isfinite(options.length_penalty),
+        f"length_penalty is {options.length_penalty}: it must be a number",
+    )
+    require(
+        options.compile != "on" or alone,
+        "--compile on is for one text at a time: leave out --num-samples and --num-beams",
+    )
 
 
 def _write_on(
@@ -83,10 +103,6 @@ def _write_on(
             model, tokenizer, [prompt], sampling, wording, n_samples=most, step=step
         )
     else:
-        if options.num_beams >= 1 and not 1 <= most <= options.num_beams:
-            raise UserError(
-                f"num_samples is {most}: of {options.num_beams} beams it takes between 1 and all"
-            )
         found = best_continuations(
             model,
             tokenizer,

@@ -39,6 +39,7 @@ from minigpt.config import (
     preset_names,
 )
 from minigpt.errors import UserError, closest
+from minigpt.sampling import LARGEST
 
 if TYPE_CHECKING:
     from minigpt.checkpoint import Run
@@ -179,8 +180,11 @@ def biases(words: Sequence[str], tokenizer: "Tokenizer") -> Iterator[tuple[int, 
             added = float(number) if equals and token else math.nan
         except ValueError:
             added = math.nan
-        if not math.isfinite(added):
-            raise UserError(f"--bias is {word}: it must be TOKEN=NUMBER, as in the=-1.5")
+        if not abs(added) <= LARGEST:  # nor is NaN
+            raise UserError(
+                f"--bias is {word}: it must be TOKEN=NUMBER, as in the=-1.5, with a number of at "
+                f"most {LARGEST:,.0f}"
+            )
         yield tokenizer.id_of(token), added
 
 
@@ -190,10 +194,12 @@ def prompts_of(stream: TextIO) -> Iterator[str]:
         stream.reconfigure(encoding="utf-8")  # type: ignore[attr-defined, unused-ignore]
     found = False
     try:
-        for line in stream:
-            if line.strip():
+        for number, line in enumerate(stream):
+            # Some editors put a mark before a text, which is none of its characters.
+            prompt = (line if number else line.removeprefix("\ufeff")).rstrip("\r\n")
+            if prompt.strip():
                 found = True
-                yield line.rstrip("\r\n")
+                yield prompt
     except UnicodeDecodeError:
         raise UserError("the input is not UTF-8: convert it") from None
     if not found:

@@ -115,7 +115,8 @@ class GenerateOptions:
     """Continue a prompt with text drawn from a run's model.
 
     Without --prompt, at a terminal, prompts are asked for one by one; from a pipe, each line is
-    one.
+    one. How a token is drawn is as the run has it in config.json (`sampling`), where no flag says
+    otherwise: the defaults below are those of runs that say nothing.
     """
 
     run: RunPath
@@ -138,11 +139,11 @@ class GenerateOptions:
     raw: Switch = False
     """Show tokens as the model has them, special ones too, and allow those to be drawn."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Compile the step that reads a token: some seconds, then several times as fast; auto: for a
-    text of 4,000 tokens and more. For one text at a time."""
+    """Compile the step that reads a token: ten seconds and more each time, then several times as
+    fast; auto: for a text of 4,000 tokens and more. For one text at a time."""
     int8: Switch = False
-    """Write with weights of 8 bits, a quarter of the memory: nearly the same text, and faster once
-    it is compiled."""
+    """Write with weights of 8 bits, a quarter of the memory: nearly the same probabilities, which
+    may draw another text, and faster once it is compiled."""
     device: str = "auto"
     """auto, cpu, cuda or mps."""
     threads: int = 0

@@ -143,7 +143,7 @@ def write(
     use_cache: bool = True,
     step: Step | None = None,
 ) -> Iterator[list[int]]:
-    """Let texts grow by a token each at a time, until all have ended; yield which have grown.
+    """Let texts grow by a token each at a time, until all have ended; yield which have, if any.
 
     Each is drawn with a generator of its own, so that it is the same alone as among others, as far
     as rounding goes. Texts that begin alike up to the end of the shortest prompt share the reading

@@ -109,16 +109,27 @@ class _Draft:
     """A text that is being written, as it is to be shown."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: str, sample: int, wording: Wording) -> None:
+        require(
+            isinstance(prompt, str) and _is_unicode(prompt),
+            f"the prompt is {prompt!r:.60}: give text, in UTF-8",
+        )
         # An empty prompt starts as a line or a document does.
         self.text = Text.of(tokenizer.encode_prompt(prompt) or [tokenizer.eos_id], sample)
         self.prompt, self.shown = prompt, list[str]()
         # Begun with the prompt: whether a blank stands before a word depends on what it follows.
         self._speller = tokenizer.speller(self.text.ids, raw=wording.raw)
         self._stop_strings = StopStrings(wording.stop)
+        # A blank that the prompt ends in is the one before the first word.
+        self._as_prose = tokenizer.unk_id is not None and not wording.raw
+        self._begun = False
 
     def grow(self) -> str:
         """Return what the newest id shows, and end the text where a stop string is complete."""
-        piece = self._stop_strings.add(self._speller.add(self.text.ids[-1]))
+        piece = self._speller.add(self.text.ids[-1])
+        if self.prompt[-1:].isspace() and not self._begun:
+            piece = piece.removeprefix(" ") if self._as_prose else piece
+        self._begun = self._begun or bool(piece)
+        piece = self._stop_strings.add(piece)
         if self._stop_strings.found:
             self.text.ended = BY_STRING
         self.shown.append(piece)
@@ -220,6 +231,15 @@ def best_continuations(
         draft.text.log_probs, draft.text.ended = beam.log_probs, draft.text.ended or beam.ended
         found.append(replace(draft.finished(), score=score))
     return found
+
+
+def _is_unicode(text: str) -> bool:
+    """Is text made of characters alone, without halves of them or bytes that were none?"""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from minigpt.errors import UserError
+from minigpt.errors import UserError, require
 from minigpt.layers.attention import KeyValueCache
 from minigpt.model import MiniGPT
 from minigpt.output import FullSoftmax
@@ -39,9 +39,14 @@ class RowLinear(nn.Module):
     """x Wᵀ + b, where a compiler may see that it is one row only."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Take weight (O, I) and bias (O,), which stay whose they are."""
+        """Take weight (O, I) and bias (O,): the same tensors, not copies."""
         super().__init__()
-        self.weight, self.bias = weight, bias
+        self.weight: Tensor
+        if isinstance(weight, nn.Parameter):
+            self.register_parameter("weight", weight)
+        else:
+            self.register_buffer("weight", weight)
+        self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x (…, I) to (…, O)."""
@@ -70,7 +75,8 @@ class Int8Linear(RowLinear):
         # A row of zeros has no scale of its own; any serves.
         scales = (weight.abs().amax(dim=1) / LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
         super().__init__((weight / scales[:, None]).round().to(torch.int8), bias)
-        self.scales = scales  # (O,)
+        self.scales: Tensor
+        self.register_buffer("scales", scales)  # (O,)
 
     def _one(self, x: Tensor) -> Tensor:
         return super()._one(x) * self.scales
@@ -122,8 +128,8 @@ def is_usual(ids: Tensor, cache: KeyValueCache | None) -> bool:
 def compiled_step(model: MiniGPT) -> Step:
     """Return `model.next_logits`, compiled for one more id of one text.
 
-    It shares the weights of the model, whose own layers are left alone. Compiling takes some
-    seconds; it is done here, so that every step is quick.
+    It shares the weights of the model, whose own layers are left alone. Compiling takes seconds; it
+    is done here, so that every step that `is_usual` is quick.
     Raises UserError where torch.compile fails.
     """
     if not any(isinstance(part, RowLinear) for part in model.modules()):
@@ -154,9 +160,10 @@ def choose_step(
     wish   on, off, or auto: for long texts, and without one where torch.compile fails
     Raises UserError where it fails though it was wanted.
     """
+    require(wish in ("auto", "on", "off"), f"compile is {wish}: write auto, on or off")
     if wish == "off" or (wish == "auto" and n_tokens < LONG_TEXT):
         return None
-    say("compiling, which takes some seconds; --compile off begins at once")
+    say("compiling, which takes ten seconds and more; --compile off begins at once")
     try:
         return compiled_step(model)
     except UserError as error:

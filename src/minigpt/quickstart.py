@@ -144,7 +144,7 @@ def _whole_sentences(pieces: Iterable[str]) -> Iterable[str]:
 
 def _draw(run: Run, text: str, picture: Path) -> None:
     """Draw where the model looks as it reads the beginning of its own text."""
-    ids = run.tokenizer.encode(text)[: min(TOKENS_TO_DRAW, run.model.config.context_length)]
+    ids = run.tokenizer.encode_prompt(text)[: min(TOKENS_TO_DRAW, run.model.config.context_length)]
     attention_maps(run.model, ids, run.tokenizer.pieces(ids)).save_png(picture)
 
 

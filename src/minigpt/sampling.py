@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from minigpt.errors import require
 
+# Beyond it float32 has no logits left to tell words apart.
+LARGEST = 1e6
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -38,7 +41,7 @@ class Sampling:
     max_new_tokens: int = 100
     """Tokens to write at most."""
     min_new_tokens: int = 0
-    """Tokens to write at least, before what would end the text may come."""
+    """Tokens to write at least, before one that ends the text may come; stop strings always may."""
 
     def __post_init__(self) -> None:
         """Refuse values that no draw could follow."""
@@ -78,13 +81,15 @@ class Sampling:
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             require(
-                value is None or math.isfinite(value),
-                f"{name} is {value}: it must be a number (below 0 it is a reward)",
+                value is None or abs(value) <= LARGEST,
+                f"{name} is {value}: it must lie between {-LARGEST:,.0f} and {LARGEST:,.0f} (below "
+                "0 it is a reward)",
             )
         penalty = self.repetition_penalty
         require(
-            penalty is None or 0 < penalty < math.inf,
-            f"repetition_penalty is {penalty}: it must be greater than 0 (below 1 it is a reward)",
+            penalty is None or 1 / LARGEST <= penalty <= LARGEST,
+            f"repetition_penalty is {penalty}: it must lie between {1 / LARGEST} and "
+            f"{LARGEST:,.0f} (below 1 it is a reward)",
         )
 
     @property

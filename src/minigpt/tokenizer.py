@@ -203,7 +203,7 @@ class Tokenizer:
         line_end_id = None if raw else self.eos_id
         speller = Speller(self._tokens, self._spelling(raw), line_end_id, hidden_ids)
         for i in after:
-            speller.add(i)
+            speller.pass_over(i)
         speller.rest()
         return speller
 
@@ -274,6 +274,13 @@ class Speller:
         if i == self._line_end_id:
             return self._spelling.end_line()
         return "" if i in self._hidden_ids else self._spelling.add(self._tokens[i])
+
+    def pass_over(self, i: int) -> None:
+        """Take id i for shown: what was no known word stands there all the same."""
+        if i in self._hidden_ids:
+            self._spelling.add(self._tokens[i])
+        else:
+            self.add(i)
 
     def rest(self) -> str:
         """Return what was held back for an id that did not come."""
