@@ -9,7 +9,7 @@ In: models, optimizers and plain values. Out: a run folder, and back.
     last.json  best.json                 which STEP is which
 
 A run that is given away (`release`) has its best weights alone, in half precision: it can be used,
-and not resumed. One comes with the package, by the name of `demo`.
+and not resumed. One comes with the package, by the name of "demo".
 
 What people read beside these (metrics.jsonl, samples.md, loss.png, report.json) `report` writes.
 A checkpoint is written under another name and renamed when it is whole; a name points to it only
@@ -67,7 +67,7 @@ DEMO = Path(__file__).with_name("demo")
 
 
 def run_folder(path: str | Path) -> Path:
-    """Return the folder that a user names: `demo` is the package's, unless a run here is so too."""
+    """Return the folder that a user names: "demo" is the package's, unless a run here is so too."""
     path = Path(path)
     return DEMO if path == Path("demo") and not (path / "config.json").exists() else path
 

@@ -53,7 +53,7 @@ class EvaluateOptions:
     """
 
     run: RunPath
-    """A run folder that `minigpt train` wrote; `demo` comes with the package."""
+    """A run folder that `minigpt train` wrote; demo comes with the package."""
     split: Literal["valid", "test", "train"] = "valid"
     """Tune on valid; look at test once."""
     text: Path | None = None
@@ -120,7 +120,7 @@ class GenerateOptions:
     """
 
     run: RunPath
-    """A run folder that `minigpt train` wrote; `demo` comes with the package."""
+    """A run folder that `minigpt train` wrote; demo comes with the package."""
     settings: Annotated[Sampling, arg(name="")] = USUAL
     prompt: str | None = None
     """The text to continue. An empty one begins as the model begins a line."""
@@ -157,7 +157,7 @@ class AttentionOptions:
     """Show which word looks at which: one head in the terminal, all of them in a file."""
 
     run: RunPath
-    """A run folder that `minigpt train` wrote; `demo` comes with the package."""
+    """A run folder that `minigpt train` wrote; demo comes with the package."""
     text: Annotated[Positional[str], arg(metavar="TEXT")]
     """The text that the model reads."""
     out: Path | None = None
@@ -179,7 +179,7 @@ class HeadsOptions:
     """Measure what each head does on held-out text, and what the loss is without it."""
 
     run: RunPath
-    """A run folder that `minigpt train` wrote; `demo` comes with the package."""
+    """A run folder that `minigpt train` wrote; demo comes with the package."""
     split: Literal["valid", "test", "train"] = "valid"
     """The text to measure on."""
     tokens: int | None = None
@@ -215,7 +215,7 @@ class InfoOptions:
     """Sizes, FLOPs, memory and figures of a run, or of a preset before it is trained."""
 
     run: Annotated[Positional[Path | None], arg(metavar="RUN")] = None
-    """A run folder that `minigpt train` wrote; `demo` comes with the package."""
+    """A run folder that `minigpt train` wrote; demo comes with the package."""
     plan: str | None = None
     """The name of a preset: what it would cost, before anything is trained."""
     json: Switch = False
