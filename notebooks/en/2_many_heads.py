@@ -453,9 +453,10 @@ for n_kv_heads in (6, 3, 1):
         vocab_size=89, context_length=64, d_model=48, n_heads=6, n_kv_heads=n_kv_heads, n_layers=3
     )
     cache = MiniGPT(config).new_cache(batch_size=1)
-    n_bytes = 4 * (cache.keys.numel() + cache.values.numel())
+    keys = torch.stack([*cache.keys])  # one for each layer
+    n_bytes = 2 * 4 * keys.numel()  # the values are as large
     print(
-        f"6 query heads, {n_kv_heads} key heads: keys {tuple(cache.keys.shape)}, {n_bytes:,} bytes"
+        f"6 query heads, {n_kv_heads} key heads: keys {tuple(keys.shape)}, {n_bytes:,} bytes"
     )
     assert n_bytes == 4 * 2 * 3 * n_kv_heads * 64 * 8
 

@@ -138,7 +138,7 @@ def convention(data: str, kind: TokenizerKind, unknown_share: float) -> str:
         if data == "wikitext-2":
             text += ": beside published figures"
     if unknown_share:
-        text += f"; {unknown_share:.1%} of the tokens became <unk>, which is easier than words"
+        text += f"; {unknown_share:.1%} of the tokens but line ends became <unk>, which is easier"
     return text
 
 
@@ -169,7 +169,7 @@ def condition_rows(figures: Mapping[str, Any]) -> Rows:
     return [
         ("tokens", f"{figures['tokens']:,}"),
         ("words", f"{figures['words']:,} between blanks, line ends included"),
-        ("<unk>", f"{figures['unknown_share']:.2%} of the tokens"),
+        ("<unk>", f"{figures['unknown_share']:.2%} of the tokens but line ends"),
         ("context", f"{figures['context']}, stride {figures['stride']}: {windows}"),
         ("tokenizer", f"{figures['tokenizer']}, {figures['vocab_size']:,} entries"),
         ("convention", str(figures["convention"])),
