@@ -436,9 +436,7 @@ for n_kv_heads in (6, 3, 1):
     cache = MiniGPT(config).new_cache(batch_size=1)
     keys = torch.stack([*cache.keys])  # one for each layer
     n_bytes = 2 * 4 * keys.numel()  # the values are as large
-    print(
-        f"6 query heads, {n_kv_heads} key heads: keys {tuple(keys.shape)}, {n_bytes:,} bytes"
-    )
+    print(f"6 query heads, {n_kv_heads} key heads: keys {tuple(keys.shape)}, {n_bytes:,} bytes")
     assert n_bytes == 4 * 2 * 3 * n_kv_heads * 64 * 8
 
 # %% [markdown]
