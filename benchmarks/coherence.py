@@ -97,7 +97,7 @@ def figures(
     pairs = [pair for found in words for pair in itertools.pairwise(found)]
     n_words = sum(map(len, words))
     names = [n for found in words for n in recurring(found)]
-    n_unknown = sum(list(ids).count(tokenizer.unk_id) for ids in continuations)
+    n_unknown = sum(map(len, continuations)) - n_ids
     return {
         "repeated_4_grams": float(np.mean([repeated(found, 4) for found in words])),
         "distinct_2_grams": len(set(pairs)) / len(pairs),

@@ -20,7 +20,6 @@ process has held, PyTorch and all. Where the texts are greedy, they are the same
 """
 
 import argparse
-import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -35,11 +34,10 @@ from minigpt.errors import UserError
 from minigpt.info import planned_vocab_size
 from minigpt.machine import matrix_rates, set_threads
 from minigpt.model import MiniGPT
-from minigpt.sampling import Sampling
+from minigpt.sampling import USUAL, Sampling
 from setting import command, machine, named_config
-from turns import Contestant, Figures, Turns
+from turns import Contestant, Figures, Turns, median, ratio
 
-USUAL = Sampling(temperature=0.8, top_k=50)
 MEGABYTE = 1e6
 # 62 M weights of 4 bytes.
 LARGE = {"vocab_size": 20_000, "d_model": 640, "n_heads": 10, "n_layers": 10}
@@ -87,15 +85,8 @@ def n_weights(config: ModelConfig) -> int:
 
 def measured(task: Task, options: argparse.Namespace) -> dict[str, list[Figures]]:
     """Return what each contestant measured, round by round."""
-    who = contestants(task, options)
-    rounds: dict[str, list[Figures]] = {name: [] for name in who}
-    with Turns(who, options.threads) as turns:
-        for _ in range(options.repeat):
-            for name in who:
-                rounds[name].append(turns.take(name))
-            print(".", end="", file=sys.stderr, flush=True)
-        print(file=sys.stderr)
-    return rounds
+    with Turns(contestants(task, options), options.threads) as turns:
+        return turns.take_all(options.repeat)
 
 
 def summary(task: Task, rounds: dict[str, list[Figures]]) -> dict[str, Any]:
@@ -105,19 +96,16 @@ def summary(task: Task, rounds: dict[str, list[Figures]]) -> dict[str, Any]:
     writers = {}
     for name, found in rounds.items():
         writers[name] = {
-            "tokens_per_second": 1 / _median(found, "seconds_a_token"),
-            "first_token_seconds": _median(found, "first_seconds"),
-            "seconds": _median(found, "seconds"),
+            "tokens_per_second": 1 / median(found, "seconds_a_token"),
+            "first_token_seconds": median(found, "first_seconds"),
+            "seconds": median(found, "seconds"),
             "peak_megabytes": found[-1]["peak_bytes"] / MEGABYTE,
             "warm_up_seconds": found[-1]["warm_up_seconds"],
-            "times_as_long_as_" + first_of: _ratio(found, rounds[first_of]),
+            "times_as_long_as_" + first_of: ratio(found, rounds[first_of]),
             "same_text": found[-1]["ids"] == rounds[first_of][-1]["ids"],
         }
         if reading:
-            pairs = zip(found, reading, strict=True)
-            writers[name]["a_token_in_readings"] = statistics.median(
-                a["seconds_a_token"] / b["seconds"] for a, b in pairs
-            )
+            writers[name]["a_token_in_readings"] = ratio(found, reading, "seconds_a_token")
     n_bytes = 4 * n_weights(task.config)
     return {
         "parameters": n_bytes // 4,
@@ -126,19 +114,10 @@ def summary(task: Task, rounds: dict[str, list[Figures]]) -> dict[str, Any]:
         "new_tokens": task.sampling.max_new_tokens,
         "greedy": task.sampling.greedy,
         "read_gigabytes_per_second": (
-            n_bytes / _median(reading, "seconds") / 1e9 if reading else None
+            n_bytes / median(reading, "seconds") / 1e9 if reading else None
         ),
         "writers": writers,
     }
-
-
-def _median(rounds: list[Figures], key: str) -> float:
-    return statistics.median(found[key] for found in rounds)
-
-
-def _ratio(above: list[Figures], below: list[Figures]) -> float:
-    pairs = zip(above, below, strict=True)
-    return statistics.median(float(a["seconds"] / b["seconds"]) for a, b in pairs)
 
 
 def told(result: dict[str, Any]) -> str:

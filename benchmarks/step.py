@@ -37,7 +37,7 @@ from minigpt.machine import choose_precision, matrix_rates, set_threads
 from products import Product, flops
 from setting import command, machine, named_config
 from step_contestants import alone, budget_of, count, ours, peer
-from turns import Contestant, Figures, Turns
+from turns import Contestant, Figures, Turns, median, ratio
 
 WARM_UP_ROUNDS = 3  # the first compiles, the second fills the optimizers and the allocator
 SHARE_OF_RATE = 0.8
@@ -75,34 +75,10 @@ def measured(
     The latter only if it is asked for: all of valid takes as long as many steps.
     """
     who = contestants(config, counts, options)
-    rounds: dict[str, list[Figures]] = {name: [] for name in who}
     with Turns(who, options.threads) as turns:
-        for turn in range(WARM_UP_ROUNDS + options.repeat):
-            for name in who:
-                figures = turns.take(name)
-                if turn >= WARM_UP_ROUNDS:
-                    rounds[name].append(figures)
-            print(".", end="", file=sys.stderr, flush=True)
-        print(file=sys.stderr)
+        rounds = turns.take_all(options.repeat, WARM_UP_ROUNDS)
         validated = turns.take("ours") if options.validation else {}
     return rounds, validated.get("validation_seconds")
-
-
-def median(rounds: list[Figures], *keys: str) -> float:
-    """Return the median over the rounds of a figure, 0 where a round has none."""
-
-    def figure(found: Any) -> float:
-        for key in keys:
-            found = found.get(key, 0.0)
-        return float(found)
-
-    return statistics.median(figure(found) for found in rounds)
-
-
-def ratio(above: list[Figures], below: list[Figures]) -> float:
-    """Return the median of the rounds' ratios of seconds."""
-    pairs = zip(above, below, strict=True)
-    return statistics.median(float(a["seconds"] / b["seconds"]) for a, b in pairs)
 
 
 def product_figures(

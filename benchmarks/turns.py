@@ -14,6 +14,7 @@ measured, `turn.done(…)`.
 
 import contextlib
 import multiprocessing
+import statistics
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -77,6 +78,18 @@ class Turns:
             self._lines[name].send(None)
         return self._hear(name)
 
+    def take_all(self, rounds: int, warm_up: int = 0) -> dict[str, list[Figures]]:
+        """Let all take turns; return what each measured, round by round, after those to warm up."""
+        found: dict[str, list[Figures]] = {name: [] for name in self._contestants}
+        for turn in range(warm_up + rounds):
+            for name, figures in found.items():
+                measured = self.take(name)
+                if turn >= warm_up:
+                    figures.append(measured)
+            print(".", end="", file=sys.stderr, flush=True)
+        print(file=sys.stderr)
+        return found
+
     def _hear(self, name: str) -> Figures:
         try:
             figures: Figures = self._lines[name].recv()
@@ -101,6 +114,23 @@ class Turns:
         for process in self._processes:
             process.join(timeout=10)
             process.kill()  # one that is still at work has nothing to say any more
+
+
+def median(rounds: list[Figures], *keys: str) -> float:
+    """Return the median over the rounds of a figure, 0 where a round has none."""
+
+    def figure(found: Any) -> float:
+        for key in keys:
+            found = found.get(key, 0.0)
+        return float(found)
+
+    return statistics.median(figure(found) for found in rounds)
+
+
+def ratio(above: list[Figures], below: list[Figures], key: str = "seconds") -> float:
+    """Return the median of the rounds' ratios of a figure of some to the seconds of others."""
+    pairs = zip(above, below, strict=True)
+    return statistics.median(float(a[key] / b["seconds"]) for a, b in pairs)
 
 
 def _contend(

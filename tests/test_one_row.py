@@ -95,8 +95,7 @@ def test_a_model_in_int8_answers_nearly_the_same(name):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_int8_writes_with_its_cache_what_it_writes_without(name):
-    model, prompt = int8_weights(make_model(CONFIGS[name]).double()), random_ids(7)
-    model = model.float()
+    model, prompt = int8_weights(make_model(CONFIGS[name])), random_ids(7)
     sampling = Sampling(0, max_new_tokens=3 * T)
     cached = list(generate(model, prompt, sampling))
     assert list(generate(model, prompt, sampling, use_cache=False)) == cached

@@ -53,7 +53,7 @@ _UNFIT = (
 )
 
 
-_FILES = ("model.safetensors", "trainer.safetensors")
+_WEIGHTS, _TRAINER = "model.safetensors", "trainer.safetensors"
 
 
 def write_json(path: Path, tree: Mapping[str, Any]) -> None:
@@ -201,13 +201,12 @@ def _write_files(
     if device.type == "cuda":
         tensors["generator.cuda"] = torch.cuda.get_rng_state(device)
     try:
-        save_model(model, str(folder / "model.safetensors"))  # a tied table once
-        save_file(tensors, str(folder / "trainer.safetensors"))
+        save_model(model, str(folder / _WEIGHTS))  # a tied table once
+        save_file(tensors, str(folder / _TRAINER))
     except SafetensorError as error:  # its word for a full disk too
         raise OSError(str(error)) from error
-    write_json(
-        folder / "trainer.json", {**trainer, "optimizers": states, "files": _noted(folder, _FILES)}
-    )
+    files = _noted(folder, [_WEIGHTS, _TRAINER])
+    write_json(folder / "trainer.json", {**trainer, "optimizers": states, "files": files})
     for path in folder.iterdir():
         _flush(path)
     _flush(folder)
@@ -293,18 +292,18 @@ def checkpoint_folder(run_dir: Path, which: Which) -> Path:
     Raises UserError for a run that has none yet, and for files of another size or hash than noted.
     """
     run_dir = run_folder(run_dir)
-    if which == "last" and not _is_named(run_dir, "last") and _is_named(run_dir, "best"):
-        raise UserError(
-            f"{run_dir} has its best weights alone, not the state of its training, so it cannot be "
-            "resumed: train anew"
-        )
-    if not _is_named(run_dir, which) and any((run_dir / "checkpoints").glob("[0-9]*")):
-        raise UserError(f"{run_dir / which}.json is missing: restore it from a copy")
     if not _is_named(run_dir, which):
+        if _is_named(run_dir, "best"):
+            raise UserError(
+                f"{run_dir} has its best weights alone, not the state of its training, so it "
+                "cannot be resumed: train anew"
+            )
+        if any((run_dir / "checkpoints").glob("[0-9]*")):
+            raise UserError(f"{run_dir / which}.json is missing: restore it from a copy")
         raise UserError(f"{run_dir} has no checkpoint yet: train longer, or train it anew")
     folder = run_dir / "checkpoints" / _folder_of(run_dir, which)
     files = read_json(folder / "trainer.json").get("files")
-    if not isinstance(files, dict) or set(files) not in (set(_FILES), {_FILES[0]}):
+    if not isinstance(files, dict) or set(files) not in ({_WEIGHTS, _TRAINER}, {_WEIGHTS}):
         raise UserError(f"{folder / 'trainer.json'} lists no files: restore it from a copy")
     for name, noted in files.items():
         path = folder / name
@@ -331,7 +330,7 @@ def load_weights(folder: Path, config: Config) -> MiniGPT:
     """Return the model of a checkpoint. Raises UserError where its weights do not fit config."""
     try:
         model = MiniGPT(config.model)
-        load_model(model, str(folder / "model.safetensors"))
+        load_model(model, str(folder / _WEIGHTS))
     except _UNFIT as error:
         raise UserError(
             f"{folder} does not fit its config.json ({_one_line(error)}): restore it from a copy"
@@ -350,7 +349,7 @@ def load_trainer(folder: Path, optimizers: list[Optimizer]) -> dict[str, Any]:
     """
     trainer = read_json(folder / "trainer.json")
     try:
-        tensors = load_file(str(folder / "trainer.safetensors"))
+        tensors = load_file(str(folder / _TRAINER))
         states = _unpack(tensors, trainer["optimizers"])
         for optimizer, state in zip(optimizers, states, strict=True):
             optimizer.load_state_dict(state)
@@ -401,7 +400,7 @@ def release(run: Run, folder: Path) -> None:
     create_run_folder(folder, run.config, run.tokenizer, overwrite=False)
     inner = folder / "checkpoints" / str(run.step)
     inner.mkdir()
-    save_model(copy.deepcopy(run.model).half(), str(inner / _FILES[0]))
-    write_json(inner / "trainer.json", {"step": run.step, "files": _noted(inner, _FILES[:1])})
+    save_model(copy.deepcopy(run.model).half(), str(inner / _WEIGHTS))
+    write_json(inner / "trainer.json", {"step": run.step, "files": _noted(inner, [_WEIGHTS])})
     write_json(folder / "best.json", {"step": run.step, "folder": str(run.step)})
     write_json(folder / "report.json", run.report)

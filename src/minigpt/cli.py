@@ -3,7 +3,8 @@
 0 done · 1 a check failed, a run diverged, or a fault of ours · 2 a mistake to mend · 130 Ctrl-C
 
 Results go to stdout, progress and notes to stderr. Each command imports what it needs inside, so
-that help and mistakes come at once, without torch. Beside `console`, only `report` prints too.
+that help and mistakes come at once, without torch. Nothing below the commands prints but `report`,
+on stderr.
 """
 
 import dataclasses

@@ -119,16 +119,15 @@ class _Draft:
         # Begun with the prompt: whether a blank stands before a word depends on what it follows.
         self._speller = tokenizer.speller(self.text.ids, raw=wording.raw)
         self._stop_strings = StopStrings(wording.stop)
-        # A blank that the prompt ends in is the one before the first word.
-        self._as_prose = tokenizer.unk_id is not None and not wording.raw
-        self._begun = False
+        # A blank that the prompt of a word model ends in is the one before the first word.
+        by_words = tokenizer.unk_id is not None
+        self._has_blank = by_words and not wording.raw and prompt[-1:].isspace()
 
     def grow(self) -> str:
         """Return what the newest id shows, and end the text where a stop string is complete."""
         piece = self._speller.add(self.text.ids[-1])
-        if self.prompt[-1:].isspace() and not self._begun:
-            piece = piece.removeprefix(" ") if self._as_prose else piece
-        self._begun = self._begun or bool(piece)
+        if self._has_blank and piece:
+            piece, self._has_blank = piece.removeprefix(" "), False
         piece = self._stop_strings.add(piece)
         if self._stop_strings.found:
             self.text.ended = BY_STRING
