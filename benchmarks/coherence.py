@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from minigpt.checkpoint import Run, write_json
+from minigpt.checkpoint import Run
 from minigpt.corpus import Split, open_corpus
 from minigpt.data import prepare
 from minigpt.decoding import write
@@ -41,6 +41,7 @@ from minigpt.filters import Text
 from minigpt.generate import Wording
 from minigpt.machine import matrix_rates, set_threads
 from minigpt.prompt_loop import obey
+from minigpt.run_folder import write_json
 from minigpt.sampling import USUAL, Sampling
 from minigpt.tokenizer import Tokenizer
 from ngram import NGrams

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minigpt.checkpoint import read_json
 from minigpt.errors import UserError
+from minigpt.run_folder import read_json
 
 Result = dict[str, Any]
 

@@ -28,12 +28,12 @@ from typing import Any
 import torch
 
 from generate_contestants import Task, ours, reads, theirs, writes
-from minigpt.checkpoint import write_json
 from minigpt.config import ModelConfig
 from minigpt.errors import UserError
 from minigpt.info import planned_vocab_size
 from minigpt.machine import matrix_rates, set_threads
 from minigpt.model import MiniGPT
+from minigpt.run_folder import write_json
 from minigpt.sampling import USUAL, Sampling
 from setting import command, machine, named_config
 from turns import Contestant, Figures, Turns, median, ratio

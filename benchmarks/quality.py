@@ -33,10 +33,10 @@ from pathlib import Path
 import torch
 
 from curves import Ratio, Result, load, points, ratios, require_alike
-from minigpt.checkpoint import write_json
 from minigpt.config import Config, preset_names
 from minigpt.errors import UserError, closest, require
 from minigpt.machine import matrix_rates, set_threads
+from minigpt.run_folder import write_json
 from peer import Peer, Words, closed_vocabulary
 from peer_gpt import GPT_RATE
 from peers import GPTS, PEERS, compiling_pays, make_peer

@@ -11,12 +11,13 @@ import argparse
 import json
 from pathlib import Path
 
-from minigpt.checkpoint import Run, write_json
+from minigpt.checkpoint import Run
 from minigpt.corpus import Split, open_corpus
 from minigpt.data import prepare
 from minigpt.evaluate import evaluate
 from minigpt.generate import generate_text
 from minigpt.machine import set_threads
+from minigpt.run_folder import write_json
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 

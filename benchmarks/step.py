@@ -30,10 +30,10 @@ from typing import Any
 
 import torch
 
-from minigpt.checkpoint import write_json
 from minigpt.config import Config
 from minigpt.errors import UserError
 from minigpt.machine import choose_precision, matrix_rates, set_threads
+from minigpt.run_folder import write_json
 from products import Product, flops
 from setting import command, machine, named_config
 from step_contestants import alone, budget_of, count, ours, peer

@@ -44,7 +44,7 @@ from typing import Any, cast
 
 import torch
 
-from minigpt.checkpoint import Run, read_json, write_json
+from minigpt.checkpoint import Run
 from minigpt.compilation import compile_blocks
 from minigpt.config import Config, TokenizerConfig, load_preset
 from minigpt.corpus import open_corpus
@@ -56,6 +56,7 @@ from minigpt.machine import choose_precision, matrix_rates, set_threads
 from minigpt.model import MiniGPT, Objective
 from minigpt.optim import make_optimizers
 from minigpt.report import versions
+from minigpt.run_folder import read_json, write_json
 from minigpt.train import optimizer_step
 from minigpt.training_state import TrainingState
 from minigpt.unknown_words import UnknownWords

@@ -43,6 +43,7 @@ READING_ORDER = [
     "temperature",
     "neural_cache",
     "dynamic_evaluation",
+    "run_folder",
     "checkpoint",
     "events",
     "training_state",

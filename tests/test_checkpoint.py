@@ -17,21 +17,24 @@ from minigpt import checkpoint, training_state
 from minigpt.checkpoint import (
     Run,
     checkpoint_folder,
-    create_run_folder,
     load_trainer,
     load_weights,
-    read_config,
-    read_json,
     release,
-    run_folder,
     save_checkpoint,
-    write_json,
 )
 from minigpt.compilation import compile_blocks
 from minigpt.config import Config, OptimConfig, TokenizerConfig
 from minigpt.errors import UserError
 from minigpt.model import MiniGPT, Objective
 from minigpt.optim import make_optimizers
+from minigpt.run_folder import (
+    DEMO,
+    create_run_folder,
+    read_config,
+    read_json,
+    run_folder,
+    write_json,
+)
 from minigpt.tokenizer import Tokenizer
 from minigpt.train import train
 from tiny import MODELS, B, T, V, make_model, random_ids
@@ -548,9 +551,9 @@ def test_a_released_run_cannot_be_resumed_and_says_so(run_dir):
 
 def test_demo_is_the_packages_run_unless_there_is_one_here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert run_folder("demo") == checkpoint.DEMO
+    assert run_folder("demo") == DEMO
     assert run_folder("runs/demo") == Path("runs/demo")
     Path("demo").mkdir()
-    assert run_folder("demo") == checkpoint.DEMO
+    assert run_folder("demo") == DEMO
     Path("demo/config.json").touch()
     assert run_folder("demo") == Path("demo")

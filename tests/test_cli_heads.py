@@ -9,7 +9,7 @@ import pytest
 import minigpt
 from commands import failed, succeeded
 from minigpt import cli
-from minigpt.checkpoint import RUN_FILES
+from minigpt.run_folder import RUN_FILES
 from minigpt.sentences import pronoun_sentences, verb_object_sentences
 
 H, L, T = 2, 3, 13

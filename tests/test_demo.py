@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 import minigpt
 from commands import failed, succeeded
 from minigpt import cli
-from minigpt.checkpoint import DEMO, Run
+from minigpt.checkpoint import Run
 from minigpt.errors import UserError
 from minigpt.measurement import measure
+from minigpt.run_folder import DEMO
 
 MOST_BYTES = 12_000_000
 TEXT = "The river flows into the sea ."

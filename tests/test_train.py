@@ -17,13 +17,14 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from minigpt import training_state
-from minigpt.checkpoint import Run, checkpoint_folder, read_config, read_json
+from minigpt.checkpoint import Run, checkpoint_folder
 from minigpt.config import Config, ModelConfig, OptimConfig, TokenizerConfig
 from minigpt.errors import UserError
 from minigpt.evaluate import evaluate
 from minigpt.events import Finished, Noted, Started, Stepped, Validated
 from minigpt.model import MiniGPT, Objective
 from minigpt.optim import make_optimizers, rate_factor
+from minigpt.run_folder import read_config, read_json
 from minigpt.train import NON_FINITE_STEPS_BEFORE_STOP, stop_requests, train
 from tiny import MODERN, B, Recorder, T, V, random_ids, run_config, write_corpus
 

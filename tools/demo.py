@@ -10,10 +10,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from minigpt.checkpoint import DEMO, Run, release
+from minigpt.checkpoint import Run, release
 from minigpt.config import load_preset
 from minigpt.errors import UserError, require
 from minigpt.measurement import measure
+from minigpt.run_folder import DEMO
 
 MOST_BYTES = 12_000_000
 

@@ -117,7 +117,7 @@ def parse_generate(args: Sequence[str], prog: str) -> GenerateOptions:
 
 def _settings_of(run: Path) -> Config:
     """Return the settings of a run folder."""
-    from minigpt.checkpoint import read_config  # which imports torch: only where it is needed
+    from minigpt.run_folder import read_config
 
     return read_config(run)
 
@@ -131,8 +131,9 @@ def free_run_folder(name: str) -> Path:
 def open_run(path: Path, device: str = "cpu", threads: int = 0, out: Path | None = None) -> "Run":
     """Open a run folder on the device that the user chose; refuse an `out` among its own files."""
     wishes = Config(device=device, threads=threads)  # refuses what train would refuse
-    from minigpt.checkpoint import Run, spare_run
+    from minigpt.checkpoint import Run
     from minigpt.machine import choose_device, set_threads
+    from minigpt.run_folder import spare_run
 
     if out is not None:
         spare_run(path, out)
@@ -149,7 +150,7 @@ def open_tokenizer(name: str, data: str | None, vocab_size: int | None) -> "Toke
 
     kinds = typing.get_args(TokenizerKind)
     if name not in kinds:
-        from minigpt.checkpoint import run_folder
+        from minigpt.run_folder import run_folder
 
         folder = run_folder(name)
         if not folder.is_dir():

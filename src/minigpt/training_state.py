@@ -17,15 +17,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from minigpt.checkpoint import (
-    check_run_folder,
-    checkpoint_folder,
-    create_run_folder,
-    load_trainer,
-    load_weights,
-    read_config,
-    read_tokenizer,
-)
+from minigpt.checkpoint import checkpoint_folder, load_trainer, load_weights
 from minigpt.compilation import choose_compile, compile_blocks, seconds_per_pass
 from minigpt.config import LARGEST, Config, from_dict
 from minigpt.corpus import open_corpus
@@ -37,6 +29,7 @@ from minigpt.first_weights import begin_from_counts
 from minigpt.machine import choose_device, choose_precision, matrix_rates, set_threads
 from minigpt.model import MiniGPT, Objective
 from minigpt.optim import make_optimizers
+from minigpt.run_folder import check_run_folder, create_run_folder, read_config, read_tokenizer
 from minigpt.tokenizer import Tokenizer
 
 # Compiling and its trial take tens of seconds, which a shorter run would not earn back.
