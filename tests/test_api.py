@@ -149,7 +149,7 @@ def test_events_and_resume(run: minigpt.Run, tmp_path: Path) -> None:
     second = minigpt.train(run.config, tmp_path / "run", on_event=events.append, **settings)
     assert isinstance(events[-1], Finished)
     assert second.config.seed == 5
-    third = minigpt.train(second.config, second.path, on_event=events.append, resume=True)
+    third = minigpt.resume(second.path, on_event=events.append)
     assert third.step == 2
 
 

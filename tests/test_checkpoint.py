@@ -29,19 +29,24 @@ from minigpt.model import MiniGPT, Objective
 from minigpt.optim import make_optimizers
 from minigpt.run_folder import (
     DEMO,
-    create_run_folder,
+    new_run_folder,
     read_config,
     read_json,
     run_folder,
     write_json,
 )
 from minigpt.tokenizer import Tokenizer
-from minigpt.train import train
+from minigpt.train import resume
 from tiny import MODELS, B, T, V, make_model, random_ids
 
 TOKENIZER = Tokenizer.train(
     TokenizerConfig("wikitext", 0), lambda: [" ".join(f"w{i}" for i in range(V - 2))]
 )
+
+
+def create_run_folder(path: Path, config: Config, *, overwrite: bool) -> None:
+    with new_run_folder(path, config, TOKENIZER, overwrite=overwrite):
+        pass
 
 
 def config_of(name: str = "modern") -> Config:
@@ -62,7 +67,7 @@ def stepped(model: MiniGPT, optimizers: list[torch.optim.Optimizer], n_steps: in
 def new_run(path: Path, name: str = "modern") -> tuple[MiniGPT, list[torch.optim.Optimizer]]:
     """Make a run folder and return a model that has learnt for three steps."""
     config = config_of(name)
-    create_run_folder(path, config, TOKENIZER, overwrite=False)
+    create_run_folder(path, config, overwrite=False)
     model = make_model(config.model)
     optimizers = make_optimizers(model, OptimConfig())
     stepped(model, optimizers)
@@ -424,7 +429,7 @@ def test_a_run_that_forgot_how_far_it_was_cannot_go_on(run_dir, tmp_path, monkey
         del trainer["progress"]
         write_json(run_dir / CKPT / "trainer.json", trainer)
     with pytest.raises(UserError, match="does not say how far the run was"):
-        train(Config(), run_dir, resume=True)
+        resume(run_dir)
 
 
 def test_a_tokenizer_of_another_size_cannot_go_on(run_dir):
@@ -432,7 +437,7 @@ def test_a_tokenizer_of_another_size_cannot_go_on(run_dir):
     smaller.save(run_dir / "tokenizer.json")
     edit_json(run_dir / "config.json", data="python-docs", device="cpu", threads=1)
     with pytest.raises(UserError, match="vocabulary entries"):
-        train(Config(), run_dir, resume=True)
+        resume(run_dir)
 
 
 def test_nothing_in_a_folder_is_run_or_written_by_opening_it(run_dir):
@@ -478,9 +483,9 @@ def test_a_folder_that_is_no_run_is_a_users_error(tmp_path):
 def test_a_run_is_replaced_only_when_asked(run_dir):
     before = files_under(run_dir)
     with pytest.raises(UserError, match=r"exists already: .* --overwrite"):
-        create_run_folder(run_dir, config_of(), TOKENIZER, overwrite=False)
+        create_run_folder(run_dir, config_of(), overwrite=False)
     assert files_under(run_dir) == before
-    create_run_folder(run_dir, replace(config_of(), seed=7), TOKENIZER, overwrite=True)
+    create_run_folder(run_dir, replace(config_of(), seed=7), overwrite=True)
     assert read_config(run_dir).seed == 7
     assert not list((run_dir / "checkpoints").iterdir())
     assert not (run_dir / "best.json").exists()
@@ -497,19 +502,19 @@ def test_overwrite_replaces_nothing_but_a_run(tmp_path, kind):
             "years of work"
         )
     with pytest.raises(UserError, match="is not a run folder"):
-        create_run_folder(out, config_of(), TOKENIZER, overwrite=True)
+        create_run_folder(out, config_of(), overwrite=True)
     with pytest.raises(UserError, match="exists already"):
-        create_run_folder(out, config_of(), TOKENIZER, overwrite=False)
+        create_run_folder(out, config_of(), overwrite=False)
     assert "years of work" in {p.read_text() for p in tmp_path.rglob("*") if p.is_file()}
 
 
 def test_an_empty_folder_may_be_used_and_one_that_cannot_be_written_not(tmp_path):
     (tmp_path / "empty").mkdir()
-    create_run_folder(tmp_path / "empty", config_of(), TOKENIZER, overwrite=False)
+    create_run_folder(tmp_path / "empty", config_of(), overwrite=False)
     assert read_config(tmp_path / "empty") == config_of()
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="cannot be written"):
-        create_run_folder(tmp_path / "file" / "run", config_of(), TOKENIZER, overwrite=False)
+        create_run_folder(tmp_path / "file" / "run", config_of(), overwrite=False)
 
 
 # Runs that are given away
@@ -546,7 +551,7 @@ def test_a_released_run_cannot_be_resumed_and_says_so(run_dir):
     folder = run_dir.parent / "given"
     release(Run.open(run_dir), folder)
     with pytest.raises(UserError, match="cannot be resumed: train anew"):
-        train(read_config(folder), folder, resume=True)
+        resume(folder)
 
 
 def test_demo_is_the_packages_run_unless_there_is_one_here(tmp_path, monkeypatch):

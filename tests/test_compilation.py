@@ -14,7 +14,7 @@ from minigpt.checkpoint import Run
 from minigpt.compilation import choose_compile, compile_blocks, uncompiled
 from minigpt.events import Finished, Noted, Stepped
 from minigpt.model import MiniGPT, Objective
-from minigpt.train import train
+from minigpt.train import resume, train
 from tiny import MODELS, B, Recorder, T, make_model, random_ids, run_config, write_corpus
 
 IDS, TARGETS = random_ids(B, T), random_ids(B, T, seed=3)
@@ -207,7 +207,7 @@ def test_a_compiled_run_is_the_eager_run_and_opens_plain(corpus, tmp_path):
     plain = Run.open(tmp_path / "on")
     assert set(plain.model.state_dict()) == set(runs["off"].model.state_dict())
     assert_close(plain.model(IDS % 83), runs["off"].model(IDS % 83), atol=1e-2, rtol=1e-2)
-    again = train(plain.config, tmp_path / "on", resume=True)
+    again = resume(tmp_path / "on")
     assert again.step == plain.step
 
 

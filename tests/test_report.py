@@ -126,7 +126,7 @@ def tell(report: Report, run_dir, last: int = 11) -> None:
         if step % 5 == 0:
             report(validated(start, step))
     score = Score(97 * 4.9, 97, 89, 499)
-    report(Finished(last, 16.5, score, "budget", {"steps": last, "valid_sha256": "abc"}))
+    report(Finished(last, 16.5, score, "budget", True, {"steps": last, "valid_sha256": "abc"}))
 
 
 # Console
@@ -400,7 +400,7 @@ def test_report_json_says_what_ran_on_what_and_how_well(run_dir, open_report):
 def test_a_run_that_ended_before_a_validation_has_a_report_too(run_dir, open_report):
     report = open_report()
     report(started(run_dir))
-    report(Finished(1, 3.0, None, "interrupted", {"steps": 1}))
+    report(Finished(1, 3.0, None, "interrupted", True, {"steps": 1}))
     assert json.loads((run_dir / "report.json").read_text(encoding="utf-8"))["valid"] is None
     assert shown(report).splitlines()[-1] == "1 steps in 0:03 (interrupted)"
 

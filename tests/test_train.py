@@ -18,14 +18,14 @@ from torch.testing import assert_close
 
 from minigpt import training_state
 from minigpt.checkpoint import Run, checkpoint_folder
-from minigpt.config import Config, ModelConfig, OptimConfig, TokenizerConfig
+from minigpt.config import ModelConfig, OptimConfig, TokenizerConfig
 from minigpt.errors import UserError
 from minigpt.evaluate import evaluate
 from minigpt.events import Finished, Noted, Started, Stepped, Validated
 from minigpt.model import MiniGPT, Objective
 from minigpt.optim import make_optimizers, rate_factor
 from minigpt.run_folder import read_config, read_json
-from minigpt.train import NON_FINITE_STEPS_BEFORE_STOP, stop_requests, train
+from minigpt.train import NON_FINITE_STEPS_BEFORE_STOP, resume, stop_requests, train
 from tiny import MODERN, B, Recorder, T, V, random_ids, run_config, write_corpus
 
 # The package minigpt has a function of the module's name, which hides the module.
@@ -104,7 +104,7 @@ def test_a_run_that_was_broken_off_goes_on_to_the_bit(corpus, tmp_path, stopped_
     (ended,) = before.of(Finished)
     assert (ended.step, ended.reason) == (stopped_at, "interrupted")
     torch.manual_seed(99)  # a new process has other random numbers
-    run = train(Config(), tmp_path / "parts", after, resume=True)
+    run = resume(tmp_path / "parts", after)
     assert after.of(Started)[0].step == stopped_at
     assert losses(before) + losses(after) == losses(whole)
     assert scores(before) + scores(after) == scores(whole)
@@ -119,15 +119,15 @@ def test_every_resume_in_a_row_is_exact(corpus, tmp_path):
     train(config, tmp_path / "whole")
     train(config, tmp_path / "parts", StopAfter(2))
     for step in (4, 7, 9):
-        train(config, tmp_path / "parts", StopAfter(step), resume=True)
-    train(config, tmp_path / "parts", resume=True)
+        resume(tmp_path / "parts", StopAfter(step))
+    resume(tmp_path / "parts")
     assert bytes_of(tmp_path / "parts") == bytes_of(tmp_path / "whole")
 
 
 def test_a_finished_run_that_is_resumed_stays_as_it_is(corpus, tmp_path):
     train(run_config(corpus), tmp_path / "run")
     before, told = bytes_of(tmp_path / "run"), Recorder()
-    train(Config(), tmp_path / "run", told, resume=True)
+    resume(tmp_path / "run", told)
     assert bytes_of(tmp_path / "run") == before
     assert losses(told) == []
     assert told.of(Finished)[0].step == 10
@@ -147,7 +147,7 @@ def test_the_ids_of_a_resumed_run_are_those_of_the_unbroken_one(corpus, tmp_path
     unbroken, seen = seen, []
     half = len(unbroken) // 2 + 3
     train(config, tmp_path / "parts", StopAfter(half))
-    train(config, tmp_path / "parts", resume=True)
+    resume(tmp_path / "parts")
     assert seen == unbroken
     windows = [tuple(row) for batch in unbroken for row in batch]
     half = len(windows) // 2  # an epoch
@@ -341,7 +341,7 @@ def without_learning(monkeypatch):
     """Let steps and validations cost nothing, so that thousands can be counted."""
 
     def validate(state):
-        state.progress.n_validations = train_module._n_validations_due(state)
+        state.progress.n_validations = state.n_validations_due()
         state.progress.best = {}
         validated.append(state.progress.step)
 
@@ -477,7 +477,7 @@ def test_a_run_that_patience_ended_stays_ended(corpus, tmp_path, monkeypatch):
     fake_scores(monkeypatch, [3.0, 4.0, 5.0])
     train(run_config(corpus, steps=9, validations=9, patience=1), tmp_path / "run")
     told = Recorder()
-    train(run_config(corpus), tmp_path / "run", told, resume=True)
+    resume(tmp_path / "run", told)
     assert told.of(Stepped) == told.of(Validated) == []
     assert told.of(Finished)[0].reason == "patience"
 
@@ -492,14 +492,14 @@ def test_a_score_that_is_not_a_number_is_beaten_by_any_other(corpus, tmp_path, m
 
 def test_what_could_not_be_saved_is_not_called_best(corpus, tmp_path, monkeypatch):
     fake_scores(monkeypatch, [5.0, 1.0, 4.0])
-    save = train_module.save_checkpoint
+    save = training_state.save_checkpoint
 
     def full_for_the_second(run_dir, step, *rest):
         if step == 2:
             raise OSError("no space left")
         save(run_dir, step, *rest)
 
-    monkeypatch.setattr(train_module, "save_checkpoint", full_for_the_second)
+    monkeypatch.setattr(training_state, "save_checkpoint", full_for_the_second)
     told = Recorder()
     run = train(run_config(corpus, steps=3, validations=3), tmp_path / "run", told)
     assert [event.is_best for event in told.of(Validated)] == [True, False, True]
@@ -529,14 +529,14 @@ def test_validating_changes_no_weight_and_no_random_number(corpus, tmp_path):
 
 
 def test_a_full_disk_costs_the_checkpoint_not_the_run(corpus, tmp_path, monkeypatch):
-    save, calls = train_module.save_checkpoint, itertools.count(1)
+    save, calls = training_state.save_checkpoint, itertools.count(1)
 
-    def full_at_first(*args):
-        if next(calls) == 1:
+    def full_at_first_validation(*args):
+        if next(calls) == 2:  # the first makes the folder
             raise OSError(28, "No space left on device")
         save(*args)
 
-    monkeypatch.setattr(train_module, "save_checkpoint", full_at_first)
+    monkeypatch.setattr(training_state, "save_checkpoint", full_at_first_validation)
     told = Recorder()
     run = train(run_config(corpus, steps=40), tmp_path / "run", told)
     lines = [event.text for event in told.of(Noted) if "No space left" in event.text]
@@ -584,7 +584,7 @@ def test_a_damaged_best_is_told_before_hours_are_spent(corpus, tmp_path):
     (tmp_path / "run" / "best.json").write_text("{", encoding="utf-8")
     told = Recorder()
     with pytest.raises(UserError, match=r"best\.json cannot be read"):
-        train(run_config(corpus), tmp_path / "run", told, resume=True)
+        resume(tmp_path / "run", told)
     assert told.events == []
 
 

@@ -332,7 +332,7 @@ table(["file", "bytes", "what it is for"], rows)
 # With those a run that was broken off (Ctrl-C, a power cut) goes on as if nothing had been, to the
 # last bit:
 #
-# `minigpt train --resume runs/NAME`, or in Python `minigpt.train(config, run_dir, resume=True)`.
+# `minigpt train --resume runs/NAME`, or in Python `minigpt.resume(run_dir)`.
 #
 # ## What a minute can and cannot do
 #

@@ -320,7 +320,7 @@ table(["file", "bytes", "what it is for"], rows)
 # 有了这些，中断的训练（Ctrl-C、停电）可以继续，就像什么也没发生过，一个比特也不差：
 #
 # `minigpt train --resume runs/NAME`，
-# 或者在 Python 里 `minigpt.train(config, run_dir, resume=True)`。
+# 或者在 Python 里 `minigpt.resume(run_dir)`。
 #
 # ## 一分钟能做什么，不能做什么
 #

@@ -18,7 +18,17 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minigpt.api import attention, compare, evaluate, generate, heads, load, measure, train
+    from minigpt.api import (
+        attention,
+        compare,
+        evaluate,
+        generate,
+        heads,
+        load,
+        measure,
+        resume,
+        train,
+    )
     from minigpt.attention_maps import AttentionMaps
     from minigpt.checkpoint import Run
     from minigpt.comparison import Comparison
@@ -36,6 +46,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "load": "api",
     "train": "api",
+    "resume": "api",
     "evaluate": "api",
     "measure": "api",
     "compare": "api",
@@ -80,6 +91,7 @@ __all__ = [
     "heads",
     "load",
     "measure",
+    "resume",
     "train",
 ]
 

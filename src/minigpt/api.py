@@ -35,7 +35,9 @@ from minigpt.machine import choose_device
 from minigpt.measurement import Measurement, Tier
 from minigpt.measurement import measure as measure_run
 from minigpt.report import Report
+from minigpt.run_folder import read_config
 from minigpt.sampling import Sampling
+from minigpt.train import resume as resume_run
 from minigpt.train import train as train_config
 
 
@@ -54,7 +56,6 @@ def train(
     out: str | Path,
     *,
     on_event: Callable[[Event], None] | None = None,
-    resume: bool = False,
     overwrite: bool = False,
     **overrides: Any,
 ) -> Run:
@@ -63,7 +64,6 @@ def train(
     config      a `Config`, or the name of a preset
     on_event    told of every step, validation and note; None: a progress line on stderr and
                 metrics, samples, a plot and a report in `out`
-    resume      go on with the run in `out`, whose own config counts
     overwrite   replace a run that stands in `out`
     overrides   settings laid over config, as in a TOML file: minutes=5, model={"d_model": 128}
     Raises UserError, before anything is trained, for settings that cannot be.
@@ -71,9 +71,27 @@ def train(
     base = load_preset(config) if isinstance(config, str) else config
     settings, run_dir = from_dict(Config, overrides, base), Path(out)
     if on_event is not None:
-        return train_config(settings, run_dir, on_event, resume=resume, overwrite=overwrite)
+        return train_config(settings, run_dir, on_event, overwrite=overwrite)
     with Report(run_dir, settings) as report:
-        return train_config(settings, run_dir, report, resume=resume, overwrite=overwrite)
+        return train_config(settings, run_dir, report, overwrite=overwrite)
+
+
+def resume(
+    path: str | Path, *, on_event: Callable[[Event], None] | None = None, **changes: Any
+) -> Run:
+    """Go on with the training of the run at `path`, from its last checkpoint; return the run.
+
+    on_event   as for `train`
+    changes    settings that may change: a larger budget (epochs=20), another place of the same
+               data, device, threads, and what only shows
+    Raises UserError for other changes, and where the run or its data is missing or damaged.
+    """
+    run_dir = Path(path)
+    settings = from_dict(Config, changes, read_config(run_dir))
+    if on_event is not None:
+        return resume_run(run_dir, on_event, settings)
+    with Report(run_dir, settings) as report:
+        return resume_run(run_dir, report, settings)
 
 
 def evaluate(

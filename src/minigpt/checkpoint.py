@@ -28,17 +28,19 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch.optim import Optimizer
 
-from minigpt.config import Config
+from minigpt.config import LARGEST, Config
 from minigpt.errors import UserError
+from minigpt.machine import memory_bytes
 from minigpt.model import MiniGPT
 from minigpt.run_folder import (
-    create_run_folder,
+    new_run_folder,
     read_config,
     read_json,
     read_tokenizer,
     run_folder,
     write_json,
 )
+from minigpt.tensor_files import check_states, check_weights
 from minigpt.tokenizer import Tokenizer
 
 Which = Literal["last", "best"]
@@ -66,10 +68,12 @@ def save_checkpoint(
     optimizers: list[Optimizer],
     trainer: Mapping[str, Any],
     names: list[Which],
+    keep: int = 0,
 ) -> None:
     """Write a checkpoint, let `names` point to it, and remove those that no name points to.
 
     trainer   plain values that go into trainer.json
+    keep      so many of the newest that no name points to stay, too
     Raises OSError where the disk is full or may not be written to; what was there is still there.
     """
     folder = run_dir / "checkpoints"
@@ -83,17 +87,33 @@ def save_checkpoint(
     temporary.mkdir(parents=True)
     try:
         _write_files(temporary, model, optimizers, {"step": step, **trainer})
-        shutil.rmtree(folder / name, ignore_errors=True)  # whole, but never named
+        _remove(folder / name)  # whole, but never named
         temporary.rename(folder / name)
         _flush(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     for which in names:
         write_json(run_dir / f"{which}.json", {"step": step, "folder": name})
-    in_use = _named(run_dir)
-    for old in folder.iterdir():
-        if old.name not in in_use:
-            shutil.rmtree(old, ignore_errors=True)
+    _remove_old(folder, _named(run_dir), keep)
+
+
+def _remove_old(folder: Path, in_use: set[str], keep: int) -> None:
+    """Remove what killed processes left, and all checkpoints but those in use and `keep` others."""
+    for path in folder.glob(".*.tmp"):
+        shutil.rmtree(path, ignore_errors=True)
+    others = [path for path in folder.glob("[0-9]*") if path.name not in in_use]
+    others.sort(key=lambda path: [int(n) if n.isdecimal() else -1 for n in path.name.split("-")])
+    for path in others[: len(others) - keep]:
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint under another name, so that half of it is never taken for one."""
+    condemned = path.with_name(f".{path.name}.tmp")
+    shutil.rmtree(condemned, ignore_errors=True)
+    if path.exists():
+        path.rename(condemned)
+        shutil.rmtree(condemned, ignore_errors=True)
 
 
 def _named(run_dir: Path) -> set[str]:
@@ -154,7 +174,7 @@ def _is_named(run_dir: Path, name: str) -> bool:
 def _step_of(run_dir: Path, name: str) -> int:
     """Return the step that last.json or best.json names. Raises UserError where it names none."""
     step = read_json(run_dir / f"{name}.json").get("step")
-    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= LARGEST:
         raise UserError(f"{run_dir / name}.json names step {step!r}: restore it from a copy")
     return step
 
@@ -219,9 +239,12 @@ def checkpoint_folder(run_dir: Path, which: Which) -> Path:
     for name, noted in files.items():
         path = folder / name
         if not path.is_file():
-            raise UserError(f"{path} is missing: restore it from a copy")
-        is_whole = noted == {"size": path.stat().st_size, "sha256": _sha256(path)}
-        if not is_whole:
+            what = "is no file" if path.exists() else "is missing"
+            raise UserError(f"{path} {what}: restore it from a copy")
+        # A file with holes takes no room on the disk, but its hash hours.
+        if path.stat().st_size > memory_bytes() / 2:
+            raise UserError(f"{path} is too large for this machine: take one with more memory")
+        if noted != {"size": path.stat().st_size, "sha256": _sha256(path)}:
             raise UserError(f"{path} is damaged (size or sha256 differ): restore it from a copy")
     return folder
 
@@ -229,6 +252,7 @@ def checkpoint_folder(run_dir: Path, which: Which) -> Path:
 def load_weights(folder: Path, config: Config) -> MiniGPT:
     """Return the model of a checkpoint. Raises UserError where its weights do not fit config."""
     try:
+        check_weights(folder / _WEIGHTS, config.model)
         model = MiniGPT(config.model)
         load_model(model, str(folder / _WEIGHTS))
     except _UNFIT as error:
@@ -245,14 +269,21 @@ def _one_line(error: Exception) -> str:
 def load_trainer(folder: Path, optimizers: list[Optimizer]) -> dict[str, Any]:
     """Restore optimizers and random generators from a checkpoint; return its plain values.
 
-    Raises UserError where the folder does not hold what these optimizers need.
+    Rates and decays are those that the optimizers have, from the config.
+    Raises UserError where the folder does not hold what these optimizers need, and where what it is
+    part of has links: a run that goes on writes there, and removes its old checkpoints.
     """
+    _require_no_links(folder)
     trainer = read_json(folder / "trainer.json")
     try:
+        check_states(folder / _TRAINER, optimizers)
         tensors = load_file(str(folder / _TRAINER))
         states = _unpack(tensors, trainer["optimizers"])
         for optimizer, state in zip(optimizers, states, strict=True):
-            optimizer.load_state_dict(state)
+            ours = optimizer.state_dict()["param_groups"]
+            if [g["params"] for g in state["param_groups"]] != [g["params"] for g in ours]:
+                raise ValueError("its optimizers have other parameters")
+            optimizer.load_state_dict({**state, "param_groups": ours})
         torch.set_rng_state(tensors["generator.cpu"])
         if "generator.cuda" in tensors and torch.cuda.is_available():
             torch.cuda.set_rng_state(tensors["generator.cuda"])
@@ -261,6 +292,17 @@ def load_trainer(folder: Path, optimizers: list[Optimizer]) -> dict[str, Any]:
             f"{folder} cannot be resumed ({_one_line(error)}): restore it from a copy"
         ) from None
     return trainer
+
+
+def _require_no_links(folder: Path) -> None:
+    """Raise UserError where a file of the run leads elsewhere, or is a pipe or a device."""
+    run_dir = folder.parents[1]
+    for path in (*run_dir.iterdir(), *folder.parent.iterdir(), *folder.iterdir()):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise UserError(
+                f"{path} is a link or no file, and a run that goes on writes there: "
+                "put a copy in its place"
+            )
 
 
 @dataclass(frozen=True)
@@ -297,10 +339,10 @@ def release(run: Run, folder: Path) -> None:
 
     Raises UserError where the folder holds something already.
     """
-    create_run_folder(folder, run.config, run.tokenizer, overwrite=False)
     inner = folder / "checkpoints" / str(run.step)
-    inner.mkdir()
-    save_model(copy.deepcopy(run.model).half(), str(inner / _WEIGHTS))
-    write_json(inner / "trainer.json", {"step": run.step, "files": _noted(inner, [_WEIGHTS])})
-    write_json(folder / "best.json", {"step": run.step, "folder": str(run.step)})
-    write_json(folder / "report.json", run.report)
+    with new_run_folder(folder, run.config, run.tokenizer, overwrite=False):
+        inner.mkdir()
+        save_model(copy.deepcopy(run.model).half(), str(inner / _WEIGHTS))
+        write_json(inner / "trainer.json", {"step": run.step, "files": _noted(inner, [_WEIGHTS])})
+        write_json(folder / "best.json", {"step": run.step, "folder": str(run.step)})
+        write_json(folder / "report.json", run.report)

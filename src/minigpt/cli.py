@@ -147,17 +147,14 @@ def _quickstart(args: list[str]) -> int:
 def _train(args: list[str]) -> int:
     preset, options = parse_train(args, "minigpt train")
     from minigpt.report import Report
-    from minigpt.train import train
+    from minigpt.train import resume, train
 
     run_dir = options.resume or options.out or free_run_folder(preset)
     with Report(run_dir, options.settings) as report:
-        run = train(
-            options.settings,
-            run_dir,
-            report,
-            resume=options.resume is not None,
-            overwrite=options.overwrite,
-        )
+        if options.resume is None:
+            run = train(options.settings, run_dir, report, overwrite=options.overwrite)
+        else:
+            run = resume(run_dir, report, options.settings)
     end = report.finished
     assert end is not None
     if end.valid is not None:  # else it was stopped before its first validation
@@ -172,7 +169,7 @@ def _train(args: list[str]) -> int:
         note(f"stopped and saved; go on with: minigpt train --resume {run_dir}")
         return 130
     note(f'next: minigpt generate {run_dir} --prompt "The"')
-    return 1 if end.reason == "non-finite" or end.valid is None else 0
+    return 1 if end.reason == "non-finite" or end.valid is None or not end.is_saved else 0
 
 
 def _evaluate(args: list[str]) -> int:

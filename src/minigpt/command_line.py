@@ -80,7 +80,8 @@ def parse(
 def parse_train(args: Sequence[str], prog: str) -> tuple[str, TrainOptions]:
     """Return the preset's name and the options of `train`.
 
-    The settings below the flags, lowest first: the preset, --config. A resumed run has its own.
+    The settings below the flags, lowest first: the preset, or those of the run that is resumed;
+    --config.
     """
     given = bool(args) and not args[0].startswith("-")
     preset, flags = (args[0], args[1:]) if given else ("mini", args)
@@ -98,13 +99,12 @@ def parse_train(args: Sequence[str], prog: str) -> tuple[str, TrainOptions]:
         default=TrainOptions(base),
         description=f"{TrainOptions.__doc__} PRESET: {', '.join(preset_names())} (default: mini).",
     )
-    if options.resume is not None:
-        alone = TrainOptions(_settings_of(options.resume), resume=options.resume)
-        if given or options != alone:
-            raise UserError(
-                f"--resume {resume} is not alone: a resumed run keeps its folder and its settings, "
-                "so leave out the preset and all other flags"
-            )
+    if options.resume is not None and (given or options.out or options.overwrite):
+        what = f"preset {preset}" if given else "--out" if options.out else "--overwrite"
+        raise UserError(
+            f"{what} is given with --resume {resume}: a resumed run keeps its folder and its "
+            "settings, so leave it out"
+        )
     return preset, options
 
 

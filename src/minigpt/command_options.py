@@ -38,7 +38,8 @@ class TrainOptions:
     out: Path | None = None
     """The run folder; default: runs/PRESET-N, the next N that is free."""
     resume: Path | None = None
-    """A run folder whose training goes on where it stopped, with the settings it has."""
+    """A run folder whose training goes on where it stopped, with the settings it has. A larger
+    budget may be given, another place of the data, --device, --threads and what only shows."""
     overwrite: Switch = False
     """Empty the run folder if it exists. Without this flag no run is ever written over."""
 

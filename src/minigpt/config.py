@@ -1,6 +1,7 @@
 """Every choice of a run, named, typed, checked and frozen.
 
-In: the name of a preset (a TOML file in `presets/`), a TOML file or dictionary, flags laid over it.
+In: the name of a preset (a TOML file in `presets/`), a TOML or JSON file, a dictionary, flags laid
+over it.
 Out: one `Config`, which is saved as config.json beside the weights it led to.
 
 A choice lives on one field and its help text stands below it, once: the command line shows the same
@@ -9,7 +10,9 @@ words. Nothing here imports torch, so that `minigpt --help` answers at once.
 
 import dataclasses
 import difflib
+import json
 import math
+import sys
 import tomllib
 import types
 import typing
@@ -311,6 +314,10 @@ class Config:
     validations: int = 4
     """How often, in equal parts of the budget, all of valid is scored, text is sampled and a
     checkpoint is written; the last is at the end."""
+    save_minutes: float = 5.0
+    """Minutes between the checkpoints that are written beside those of the validations."""
+    keep_checkpoints: int = 0
+    """Older checkpoints that stay, beside the last and the best."""
     patience: int = 0
     """Stop after this many validations without a better one; 0 never does."""
     seed: int = 1
@@ -344,6 +351,11 @@ class Config:
         given = [n for n in BUDGETS if getattr(self, n) is not None]
         require(len(given) <= 1, f"{' and '.join(given)} are both given: one budget is enough")
         _require_positive(self, "batch_size", "accumulation", "validations", most=1_000_000)
+        _require_positive(self, "save_minutes")
+        require(
+            0 <= self.keep_checkpoints <= 1_000_000,
+            f"keep_checkpoints is {self.keep_checkpoints}: it must lie between 0 and 1,000,000",
+        )
         require(self.patience >= 0, f"patience is {self.patience}: it must be at least 0")
         require(
             0 <= self.threads <= 1_024,
@@ -390,9 +402,14 @@ def load_preset(name: str) -> Config:
 
 
 def load_file(path: Path, base: Config | None = None) -> Config:
-    """Return what the TOML file at `path` says, laid over `base` (default: the defaults)."""
+    """Return what a TOML file says, or a .json one, laid over `base` (default: the defaults).
+
+    The config.json of a run is such a file: what it says is all that the run was told.
+    """
+    kind = "JSON" if path.suffix.lower() == ".json" else "TOML"
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        text = path.read_text(encoding="utf-8-sig")
+        tree = json.loads(text) if kind == "JSON" else tomllib.loads(text)
     except FileNotFoundError:
         raise UserError(f"config file {path} does not exist: check the path") from None
     except UnicodeDecodeError:
@@ -400,8 +417,9 @@ def load_file(path: Path, base: Config | None = None) -> Config:
     except OSError as error:
         why = error.strerror or error
         raise UserError(f"config file {path} cannot be read ({why}): check the path") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"config file {path} is not TOML: {error}") from None
+    except (ValueError, RecursionError) as error:  # neither parser says in its own class alone
+        raise UserError(f"config file {path} is not {kind}: {error}") from None
+    require(isinstance(tree, Mapping), f"config file {path} is not a table of settings: {kind}")
     return from_dict(Config, tree, base)
 
 
@@ -425,15 +443,17 @@ def from_dict(
             f"key {path}{key} is not known{closest_key(path + key, key_names(Config))}: "
             "correct it or take it out",
         )
-        if dataclasses.is_dataclass(hints[key]):
-            require(
-                isinstance(value, Mapping),
-                f"key {path}{key} is {value!r}: it is a table, so set the keys inside it",
-            )
+        is_table = dataclasses.is_dataclass(hints[key])
+        if is_table and isinstance(value, Mapping):
             part = getattr(base, key) if base is not None else None
             values[key] = from_dict(hints[key], value, part, f"{path}{key}.")
-        else:
-            values[key] = _convert(value, hints[key], f"{path}{key}")
+            continue
+        spoken = f"{path}{key} is a number of thousands of digits: give a smaller one"
+        require(_can_be_written(value), spoken)
+        require(
+            not is_table, f"key {path}{key} is {value!r}: it is a table, so set the keys inside it"
+        )
+        values[key] = _convert(value, hints[key], f"{path}{key}")
     if kind is Config and any(values.get(name) is not None for name in BUDGETS):
         # A new budget takes the place of the old one; it does not come beside it.
         values = {**dict.fromkeys(BUDGETS), **values}
@@ -457,10 +477,22 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
         require(isinstance(value, list | tuple), f"{name} is {value!r}: it must be a list")
         return tuple(_convert(item, options[0], name) for item in value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise UserError(f"{name} is {value}: it must be at most {sys.float_info.max}") from None
     fits = isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
     require(fits, f"{name} is {value!r}: it must be {_SPOKEN.get(hint, hint)}")
     return value
+
+
+def _can_be_written(value: Any) -> bool:
+    """Can Python write the value? A hexadecimal number of a TOML file may be too long for that."""
+    try:
+        repr(value)
+    except ValueError:
+        return False
+    return True
 
 
 _SPOKEN = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}

@@ -79,6 +79,8 @@ class Finished:
     """Of the best checkpoint; None when the run ended before any validation."""
     reason: str
     """budget, patience, interrupted or non-finite."""
+    is_saved: bool
+    """Has the last checkpoint all that was learned? Not where the disk was full at the end."""
     report: dict[str, Any]
 
 

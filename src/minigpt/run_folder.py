@@ -13,13 +13,17 @@ anyone.
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from minigpt.config import Config, from_dict, to_dict
 from minigpt.errors import UserError
 from minigpt.files import atomic_write
+from minigpt.reading import parse_json, read_text
 from minigpt.tokenizer import Tokenizer
 
 
@@ -39,9 +43,12 @@ def run_folder(path: str | Path) -> Path:
     return DEMO if path == Path("demo") and not (path / "config.json").exists() else path
 
 
+# Held while a training writes to the folder.
+LOCK = "lock"
+
 # What stands in a run folder beside checkpoints/: nothing else may be written over these.
 RUN_FILES = {"config.json", "tokenizer.json", "tokenizer_config.json", "last.json", "best.json"}
-RUN_FILES |= {"metrics.jsonl", "samples.md", "loss.png", "report.json"}
+RUN_FILES |= {LOCK, "metrics.jsonl", "samples.md", "loss.png", "report.json"}
 
 
 def spare_run(run_dir: Path, out: Path) -> None:
@@ -58,13 +65,17 @@ def spare_run(run_dir: Path, out: Path) -> None:
         )
 
 
+# Of a model with ten thousand layers, trainer.json has 1 MB; all others are far smaller.
+_MOST_BYTES = 1 << 22
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object at path. Raises UserError where there is none."""
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        tree = parse_json(read_text(path, _MOST_BYTES))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: is {path.parent} a run folder?") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}): restore it from a copy") from None
     if not isinstance(tree, dict):
         raise UserError(f"{path} is not a JSON object: restore it from a copy")
@@ -73,35 +84,106 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def check_run_folder(run_dir: Path, *, overwrite: bool) -> None:
     """Raise UserError where a new run may not be put at run_dir; nothing is changed."""
-    if not run_dir.exists() or (run_dir.is_dir() and not any(run_dir.iterdir())):
+    if (run_dir / LOCK).exists():
+        with locked(run_dir):
+            pass  # the lock can be had: nobody trains there
+    _check_contents(run_dir, overwrite=overwrite)
+
+
+def _check_contents(run_dir: Path, *, overwrite: bool) -> None:
+    """Raise UserError where what is at run_dir may not make room for a new run."""
+    if not run_dir.exists() or (run_dir.is_dir() and _is_unfinished(run_dir)):
         return
     if not overwrite:
         raise UserError(
             f"{run_dir} exists already: take another --out, or --overwrite to replace it"
         )
     # Only a run is replaced by a run: an --out that names anything else by mistake survives.
-    if not (run_dir / "config.json").is_file() or not (run_dir / "checkpoints").is_dir():
+    names = _names(run_dir) if run_dir.is_dir() else set()
+    is_what_is_left_of_one = names <= RUN_FILES | {"checkpoints"}  # of --overwrite, killed half way
+    if "checkpoints" not in names or not ("config.json" in names or is_what_is_left_of_one):
         raise UserError(f"{run_dir} is not a run folder: remove it yourself or take another --out")
 
 
-def create_run_folder(
-    run_dir: Path, config: Config, tokenizer: Tokenizer, *, overwrite: bool
-) -> None:
-    """Make run_dir anew, with its config and tokenizer. Raises UserError as check_run_folder."""
-    check_run_folder(run_dir, overwrite=overwrite)
+def _is_unfinished(run_dir: Path) -> bool:
+    """Is the folder empty, or one that `new_run_folder` was filling when it was killed?"""
+    begun = {"checkpoints", "last.json", "tokenizer.json", "tokenizer_config.json", LOCK}
+    checkpoints = run_dir / "checkpoints"
+    # A run that has lost its config.json may hold hours of work.
+    return _names(run_dir) <= begun and (not checkpoints.is_dir() or _names(checkpoints) <= {"0"})
+
+
+def _names(folder: Path) -> set[str]:
+    """Return the names in a folder, without those of files that were never finished."""
+    names = {path.name for path in folder.iterdir()}
+    return {name for name in names if not (name.startswith(".") and name.endswith(".tmp"))}
+
+
+@contextmanager
+def locked(run_dir: Path) -> Iterator[None]:
+    """Within it, no other process trains in run_dir, which is made if it is not there.
+
+    The operating system takes the lock from a process that ends, in whatever way: a file that was
+    left behind locks nothing. Raises UserError where another process holds it, and where the folder
+    may not be written to.
+    """
+    lock = FileLock(run_dir / LOCK)
     try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UserError(
+            f"{run_dir} is in use, another training writes there: wait until it has ended"
+        ) from None
+    except OSError as error:
+        raise UserError(
+            f"{run_dir} cannot be written ({error}): check its permissions and the space left"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def new_run_folder(
+    run_dir: Path, config: Config, tokenizer: Tokenizer, *, overwrite: bool
+) -> Iterator[None]:
+    """Make run_dir anew, with its config and tokenizer; the block adds what else a run needs.
+
+    The folder is a run once config.json is there, which is written last: whoever is killed before
+    leaves a folder that counts as empty. Raises UserError as check_run_folder, and where the disk
+    is full or may not be written to.
+    """
+    try:
+        _check_contents(run_dir, overwrite=overwrite)
         if run_dir.exists():
-            shutil.rmtree(run_dir)
+            _empty(run_dir)
         (run_dir / "checkpoints").mkdir(parents=True)
         tokenizer.save(run_dir / "tokenizer.json")
+        yield
         write_json(run_dir / "config.json", to_dict(config))
     except OSError as error:
+        with suppress(OSError):
+            _empty(run_dir)
         raise UserError(f"{run_dir} cannot be written ({error}): take another --out") from None
+
+
+def _empty(run_dir: Path) -> None:
+    """Remove all that is in a run folder, but the lock: first what made it a run."""
+    (run_dir / "config.json").unlink(missing_ok=True)
+    for path in sorted(run_dir.iterdir(), key=lambda path: path.name == "checkpoints"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != LOCK:
+            path.unlink()
 
 
 def read_config(run_dir: Path) -> Config:
     """Return the config of a run. Raises UserError where run_dir is not a run folder."""
     run_dir = run_folder(run_dir)
+    if run_dir.exists() and not run_dir.is_dir():
+        raise UserError(f"run folder {run_dir} is a file: give the folder that it lies in")
     if not run_dir.is_dir():
         raise UserError(
             f"run folder {run_dir} does not exist: check the path (the run of the package is demo)"

@@ -35,44 +35,56 @@ from typing import Any
 import torch
 from torch import nn
 
-from minigpt.checkpoint import Run, Which, save_checkpoint
+from minigpt.checkpoint import Run, Which
 from minigpt.config import Config
 from minigpt.data import Batch
 from minigpt.evaluate import Score, evaluate
 from minigpt.events import Callback, Finished, Noted, Started, Stepped, Validated, ignore
 from minigpt.optim import rate_factor, set_rates
-from minigpt.training_state import TrainingState, new_training, resumed_training
+from minigpt.run_folder import locked, read_config
+from minigpt.training_state import TrainingState, begin, new_training, resumed_training
 
 # One gradient that is not finite is bad luck, and skipped. So many in a row do not mend themselves.
 NON_FINITE_STEPS_BEFORE_STOP = 5
 
 
 def train(
-    config: Config,
-    run_dir: Path,
-    on_event: Callback = ignore,
-    *,
-    resume: bool = False,
-    overwrite: bool = False,
+    config: Config, run_dir: Path, on_event: Callback = ignore, *, overwrite: bool = False
 ) -> Run:
     """Train what config describes into run_dir and return the run, opened with its best weights.
 
-    resume      go on with the run in run_dir, whose own config counts
     overwrite   replace a run that stands in run_dir
-    Ctrl-C and SIGTERM end the run after the current step, with a checkpoint. Raises UserError for
-    whatever a user can mend: an unknown corpus, a text that is too short, a run folder that exists.
+    Ctrl-C and SIGTERM end the run after the current step, with a checkpoint; `resume` goes on from
+    there, and from any moment at which the machine stopped. Raises UserError for whatever a user
+    can mend: an unknown corpus, a text that is too short, a run folder that exists.
     """
-    if resume:
-        state = resumed_training(run_dir, on_event)
-    else:
-        state = new_training(config, run_dir, on_event, overwrite)
-    on_event(_started(state))
-    if state.share_used() >= 1:
-        on_event(Noted("the budget of this run is used up: to train longer, start another"))
+    state = new_training(config, run_dir, on_event, overwrite)
+    with locked(run_dir):
+        begin(state, overwrite=overwrite)
+        return _run(state)
+
+
+def resume(run_dir: Path, on_event: Callback = ignore, config: Config | None = None) -> Run:
+    """Go on with the run in run_dir from its last checkpoint, and return it as `train` does.
+
+    config   the run's own with some settings changed, which `changes` must allow; None: its own
+    The weights come out as if the run had never been broken off, to the bit on the same machine.
+    Raises UserError where the folder or the data is missing, damaged or in use.
+    """
+    read_config(run_dir)  # is this a run folder at all?
+    with locked(run_dir):
+        state = resumed_training(run_dir, on_event, config)
+        if state.share_used() >= 1:
+            on_event(Noted("the budget of this run is used up: give more --minutes (or --epochs)"))
+        return _run(state)
+
+
+def _run(state: TrainingState) -> Run:
+    """Learn until the run ends, save what is not saved yet, and open what came out."""
+    state.on_event(_started(state))
     with stop_requests() as stop_requested:
         reason = _learn(state, stop_requested)
-        # In all other cases a validation has saved what there is to keep.
-        if reason == "interrupted" or state.progress.best is None:
+        if reason == "interrupted":  # else a validation has saved what there is to keep
             _save(state, ["last"])
     return _finished(state, reason)
 
@@ -93,11 +105,11 @@ def _learn(state: TrainingState, stop_requested: Callable[[], bool]) -> str:
         return "patience"  # a run that had ended already is resumed
     while True:
         # Before the step, not after it: a run may have been broken off with this to do.
-        if _n_validations_due(state) > progress.n_validations:
+        if state.n_validations_due() > progress.n_validations:
             _validate(state)
             progress.elapsed_seconds = perf_counter() - clock
             # What fell due meanwhile would score all but the same weights.
-            progress.n_validations = _n_validations_due(state)
+            progress.n_validations = state.n_validations_due()
             if 0 < config.patience <= progress.validations_since_best:
                 return "patience"
         share = state.share_used()
@@ -116,6 +128,8 @@ def _learn(state: TrainingState, stop_requested: Callable[[], bool]) -> str:
         # Only between steps: weights and optimizers that a checkpoint joins must be of one step.
         if stop_requested():
             return "interrupted"
+        if perf_counter() - state.saved_at >= 60 * config.save_minutes:
+            _save(state, ["last"])  # so much is lost at most, whatever happens to the machine
         if non_finite_steps == NON_FINITE_STEPS_BEFORE_STOP:
             return "non-finite"
 
@@ -162,7 +176,7 @@ def optimizer_step(state: TrainingState, batch: Batch) -> tuple[float, float]:
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[Callable[[], bool]]:
-    """Within it, Ctrl-C and SIGTERM only ask the run to stop; a second one stops it at once.
+    """Within it, Ctrl-C, SIGTERM and SIGHUP only ask the run to stop; a second stops it at once.
 
     Yields the function that says whether the run was asked. Outside the main thread it never is,
     and signals go where they went before.
@@ -177,7 +191,11 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield asked.is_set  # signals reach the main thread alone
         return
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    hang_up = getattr(signal, "SIGHUP", None)  # a closed terminal; Windows has no such signal
+    if hang_up is not None and signal.getsignal(hang_up) is not signal.SIG_IGN:  # as under nohup
+        numbers.append(hang_up)
+    before = {number: signal.signal(number, ask) for number in numbers}
     try:
         yield asked.is_set
     finally:
@@ -230,12 +248,6 @@ def _stepped(
     )
 
 
-def _n_validations_due(state: TrainingState) -> int:
-    """Return how many of the equal parts of the budget are used up."""
-    # 1 / 49 · 49 is a little less than 1.
-    return int(state.share_used() * state.config.validations + 1e-9)
-
-
 def _validate(state: TrainingState) -> None:
     """Score all of valid, write a checkpoint, tell what came out.
 
@@ -251,7 +263,7 @@ def _validate(state: TrainingState) -> None:
     before = progress.best
     # A score that is not a number is beaten by any other, and beats none.
     is_best = before is None or math.isnan(before["nats"]) or score.nats < before["nats"]
-    progress.n_validations = _n_validations_due(state)
+    progress.n_validations = state.n_validations_due()
     progress.validations_since_best = 0 if is_best else progress.validations_since_best + 1
     if is_best:
         progress.best = asdict(score)
@@ -276,16 +288,15 @@ def _validate(state: TrainingState) -> None:
 
 
 def _save(state: TrainingState, names: list[Which]) -> bool:
-    """Write a checkpoint and return whether it is there: a full disk does not end the run."""
+    """Write a checkpoint and return whether it is there: a full disk does not end the run.
+
+    Weights that are not numbers never take the place of those that were.
+    """
+    state.saved_at = perf_counter()  # or tried: a full disk is not asked again at every step
     try:
-        save_checkpoint(
-            state.run_dir,
-            state.progress.step,
-            state.model,
-            state.optimizers,
-            {"progress": asdict(state.progress)},
-            names,
-        )
+        if not all(weights.isfinite().all() for weights in state.model.parameters()):
+            raise OSError("weights are not finite")
+        state.save(names)
     except OSError as error:
         state.on_event(Noted(f"no checkpoint at step {state.progress.step}: {error}"))
         return False
@@ -296,6 +307,13 @@ def _finished(state: TrainingState, reason: str) -> Run:
     """Tell how the run ended, and open what came out: the best weights, or the last if none are."""
     progress = state.progress
     valid = Score(**progress.best) if progress.best else None
+    if not state.is_saved and reason != "non-finite":
+        state.on_event(
+            Noted(
+                f"the last checkpoint is that of step {state.saved_step}: free some space, then "
+                f"minigpt train --resume {state.run_dir} takes the other steps again"
+            )
+        )
     if reason == "non-finite":
         state.on_event(
             Noted(
@@ -309,6 +327,7 @@ def _finished(state: TrainingState, reason: str) -> Run:
             elapsed_seconds=progress.elapsed_seconds,
             valid=valid,
             reason=reason,
+            is_saved=state.is_saved,
             report={
                 "steps": progress.step,
                 "epochs": progress.step / state.batches.steps_per_epoch,

@@ -5,7 +5,8 @@ optimizers, and the `Progress` that checkpoints keep.
 
 Sizes left at 0, and `auto` in precision and compile, are decided here, once, and written into the
 run's config.json: a resumed run must compute as it began. Device and threads stay as they were
-asked for: a run whose device is `auto` may go on elsewhere.
+asked for: a run whose device is `auto` may go on elsewhere. What else may change when a run goes on
+stands in `changes`.
 """
 
 import math
@@ -17,9 +18,16 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from minigpt.checkpoint import checkpoint_folder, load_trainer, load_weights
+from minigpt.changes import changed_settings
+from minigpt.checkpoint import (
+    Which,
+    checkpoint_folder,
+    load_trainer,
+    load_weights,
+    save_checkpoint,
+)
 from minigpt.compilation import choose_compile, compile_blocks, seconds_per_pass
-from minigpt.config import LARGEST, Config, from_dict
+from minigpt.config import BUDGETS, LARGEST, Config, from_dict, to_dict
 from minigpt.corpus import open_corpus
 from minigpt.data import TokenStream, TrainingBatches, fit_tokenizer, prepare
 from minigpt.errors import UserError, require
@@ -29,7 +37,13 @@ from minigpt.first_weights import begin_from_counts
 from minigpt.machine import choose_device, choose_precision, matrix_rates, set_threads
 from minigpt.model import MiniGPT, Objective
 from minigpt.optim import make_optimizers
-from minigpt.run_folder import check_run_folder, create_run_folder, read_config, read_tokenizer
+from minigpt.run_folder import (
+    check_run_folder,
+    new_run_folder,
+    read_config,
+    read_tokenizer,
+    write_json,
+)
 from minigpt.tokenizer import Tokenizer
 
 # Compiling and its trial take tens of seconds, which a shorter run would not earn back.
@@ -100,11 +114,16 @@ class TrainingState:
     objective: Objective
     optimizers: list[Optimizer]
     batches: TrainingBatches
+    train: TokenStream
     valid: TokenStream
     device: torch.device
     rates: dict[str, float]
     on_event: Callback
     progress: Progress = field(default_factory=Progress)
+    saved_at: float = field(default_factory=perf_counter)
+    """When a checkpoint was last written, or tried to be, by the clock of `perf_counter`."""
+    saved_step: int = 0
+    """The step of the last checkpoint."""
 
     def share_used(self) -> float:
         """Return the share of the budget that is used up, 0 to 1: rates and validations obey it."""
@@ -121,6 +140,32 @@ class TrainingState:
             return self.config.steps
         return math.ceil((self.config.epochs or 1.0) * self.batches.steps_per_epoch)
 
+    def n_validations_due(self) -> int:
+        """Return how many of the equal parts of the budget are used up."""
+        # 1 / 49 · 49 is a little less than 1.
+        return int(self.share_used() * self.config.validations + 1e-9)
+
+    def save(self, names: list[Which]) -> None:
+        """Write a checkpoint and let `names` point to it. Raises OSError where it cannot be."""
+        save_checkpoint(
+            self.run_dir,
+            self.progress.step,
+            self.model,
+            self.optimizers,
+            {
+                "progress": asdict(self.progress),
+                "data": {"train": self.train.sha256, "valid": self.valid.sha256},
+            },
+            names,
+            self.config.keep_checkpoints,
+        )
+        self.saved_step = self.progress.step
+
+    @property
+    def is_saved(self) -> bool:
+        """Has the last checkpoint all that was learned?"""
+        return self.saved_step == self.progress.step
+
     def autocast(self) -> torch.autocast:
         """Return the context in which matrix products have the precision of the config."""
         on = self.config.precision == "bfloat16"
@@ -132,8 +177,8 @@ def new_training(
 ) -> TrainingState:
     """Build a run from its config: data, tokenizer, model, and what `auto` leaves open.
 
-    Raises UserError for whatever a user can mend. The run folder is made, and an old one replaced,
-    last of all: whatever goes wrong before costs nothing.
+    Raises UserError for whatever a user can mend. Nothing is written: whatever goes wrong costs
+    nothing. `begin` makes the run folder.
     """
     # Before any work is done for nothing.
     if config.minutes is None and config.epochs is None and config.steps is None:
@@ -165,6 +210,7 @@ def new_training(
         objective=Objective(model),
         optimizers=make_optimizers(model, config.optim),
         batches=batches,
+        train=train_stream,
         valid=valid_stream,
         device=device,
         rates=rates,
@@ -176,8 +222,16 @@ def new_training(
     # Counting and both trials are the user's time too.
     state.progress.elapsed_seconds = perf_counter() - began_at
     state.config = replace(config, compile="on" if compiled else "off")
-    create_run_folder(run_dir, state.config, tokenizer, overwrite=overwrite)
     return state
+
+
+def begin(state: TrainingState, *, overwrite: bool) -> None:
+    """Make the folder of a new run, from which it can be resumed from the first moment on.
+
+    Raises UserError where the folder exists or may not be written to.
+    """
+    with new_run_folder(state.run_dir, state.config, state.tokenizer, overwrite=overwrite):
+        state.save(["last"])
 
 
 def _decided(config: Config, tokenizer: Tokenizer, rates: dict[str, float]) -> Config:
@@ -231,12 +285,16 @@ def _reckoned_validation_seconds(state: TrainingState) -> float:
     return (perf_counter() - began_at) * len(state.valid.ids) / len(few)
 
 
-def resumed_training(run_dir: Path, on_event: Callback) -> TrainingState:
+def resumed_training(run_dir: Path, on_event: Callback, wished: Config | None) -> TrainingState:
     """Build a run from its folder, as it stood at its last checkpoint.
 
-    Raises UserError where the folder, or the data that its config names, is missing or damaged.
+    wished   the run's config with what is to change, None for no change
+    Raises UserError where the folder, or the data that its config names, is missing or damaged, and
+    for a change that would make it another run.
     """
-    config = read_config(run_dir)
+    was = read_config(run_dir)
+    config = wished or was
+    changes = changed_settings(was, config)
     folder = checkpoint_folder(run_dir, "last")
     if (run_dir / "best.json").exists():
         checkpoint_folder(run_dir, "best")  # damaged, it would end the run at its next validation
@@ -248,10 +306,12 @@ def resumed_training(run_dir: Path, on_event: Callback) -> TrainingState:
     if config.compile == "on":
         compile_blocks(model)
     optimizers = make_optimizers(model, config.optim)
-    stream = prepare(corpus, "train", tokenizer)
+    train_stream = prepare(corpus, "train", tokenizer)
+    valid_stream = prepare(corpus, "valid", tokenizer)
     rates = matrix_rates(device)
     # Last, since it puts the random generators back: the model above drew its weights from them.
     trainer = load_trainer(folder, optimizers)
+    _check_data(trainer.get("data", {}), config, {"train": train_stream, "valid": valid_stream})
     try:
         progress = Progress.restored(trainer.get("progress"))
     except UserError as error:
@@ -259,7 +319,7 @@ def resumed_training(run_dir: Path, on_event: Callback) -> TrainingState:
             f"{folder / 'trainer.json'} does not say how far the run was ({error}): "
             "restore it from a copy"
         ) from None
-    return TrainingState(
+    state = TrainingState(
         config=config,
         run_dir=run_dir,
         tokenizer=tokenizer,
@@ -267,14 +327,39 @@ def resumed_training(run_dir: Path, on_event: Callback) -> TrainingState:
         objective=Objective(model),
         optimizers=optimizers,
         batches=TrainingBatches(
-            stream, config.model.context_length, config.batch_size, config.seed
+            train_stream, config.model.context_length, config.batch_size, config.seed
         ),
-        valid=prepare(corpus, "valid", tokenizer),
+        train=train_stream,
+        valid=valid_stream,
         device=device,
         rates=rates,
         on_event=on_event,
         progress=progress,
+        saved_step=progress.step,
     )
+    if changes:
+        _change(state, was, changes)
+    return state
+
+
+def _check_data(noted: Any, config: Config, streams: dict[str, TokenStream]) -> None:
+    """Raise UserError where a text is not the one that the run has learned from so far."""
+    for split, stream in streams.items():
+        if isinstance(noted, dict) and noted.get(split, stream.sha256) != stream.sha256:
+            raise UserError(
+                f"data {config.data} has another {split} text than the run began with (its sha256 "
+                "differs): bring the old one back, or train a new run"
+            )
+
+
+def _change(state: TrainingState, was: Config, changes: list[str]) -> None:
+    """Tell of the changed settings, and write them down as the run's own from now on."""
+    for line in changes:
+        state.on_event(Noted(line))
+    if any(getattr(was, name) != getattr(state.config, name) for name in (*BUDGETS, "validations")):
+        # Of the parts of the new budget, those that lie behind are over.
+        state.progress.n_validations = state.n_validations_due()
+    write_json(state.run_dir / "config.json", to_dict(state.config))
 
 
 def _note_unknown(train: TokenStream, valid: TokenStream, on_event: Callback) -> None:
