@@ -90,11 +90,15 @@ def test_the_score_is_that_of_the_plain_computation(name):
 @pytest.mark.parametrize("stride", [T, 4, 1])
 @pytest.mark.parametrize("name", ["paper", "adaptive"])
 def test_the_batch_size_changes_nothing(name, stride):
+    """Losses and perplexities of others depend on it (nanochat#286, mlx-lm#1855)."""
     model, stream = make_model(MODELS[name]), stream_of(331)
     scores = [
-        evaluate(model, stream, EOS, stride=stride, batch_size=size).nats for size in (1, 2, 7, 16)
+        evaluate(model, stream, EOS, stride=stride, batch_size=size) for size in (1, 2, 7, 8, 16)
     ]
-    assert scores == pytest.approx([scores[0]] * 4, rel=1e-6)
+    alone = scores[0]
+    assert [score.nats for score in scores] == pytest.approx([alone.nats] * 5, rel=1e-6)
+    perplexities = [score.token_perplexity for score in scores]
+    assert perplexities == pytest.approx([alone.token_perplexity] * 5, rel=1e-6)
 
 
 @settings(max_examples=300, deadline=None)

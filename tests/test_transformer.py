@@ -25,6 +25,7 @@ from minigpt.transformer import (
     greedy_decode,
     label_smoothing_loss,
     look_ahead_mask,
+    make_residuals,
     padding_mask,
     paper_rate,
 )
@@ -115,6 +116,22 @@ def test_encoder_layer_equals_torchs(placement, masked):
     mine = ours(x, padding_mask(source, PAD) if masked else None)
     reference = theirs(x, src_key_padding_mask=source == PAD if masked else None)
     assert_same(mine, reference, [(ours, theirs)], (x,))
+
+
+def test_both_placements_have_a_name_and_stand_with_their_equation():
+    """The code of one beside the text of the other confuses (annotated-transformer#92)."""
+    torch.manual_seed(1)
+    x, sublayer = torch.randn(B, S, D), randomised(nn.Linear(D, D))
+    post, pre = (randomised(make_residuals(kind, 1, D, 0.5)).eval()[0] for kind in ("post", "pre"))
+    assert PostNorm.__doc__.startswith("LayerNorm(x + Dropout(Sublayer(x)))   — section 3.1: the p")
+    assert_close(PostNorm.forward(post, x, sublayer), post.norm(x + sublayer(x)))
+    assert PreNorm.__doc__.startswith("x + Dropout(Sublayer(LayerNorm(x)))   — GPT-2 ")
+    assert_close(PreNorm.forward(pre, x, sublayer), x + sublayer(pre.norm(x)))
+    assert (type(post), type(pre)) == (PostNorm, PreNorm)
+    for kind in ("post", "pre"):
+        part = PostNorm if kind == "post" else PreNorm
+        layer = DecoderLayer(D, H, F, 0.0, kind)
+        assert {type(residual) for residual in layer.residuals} == {part}
 
 
 @pytest.mark.parametrize("masked", [True, False])
