@@ -213,6 +213,22 @@ def test_a_compiled_run_is_the_eager_run_and_opens_plain(corpus, tmp_path):
 
 @pytest.mark.slow
 @compiles
+def test_without_a_compiler_on_the_machine_it_runs_eagerly(model, monkeypatch, tmp_path):
+    """nanoGPT#140: a machine without a compiler ended the run in a page of traceback."""
+    import torch._inductor.config as inductor
+
+    monkeypatch.setattr(inductor.cpp, "cxx", ("no-such-compiler",))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # nothing is compiled already
+    torch.compiler.reset()
+    is_compiled, line = choose_compile("on", model, run_pass)
+    assert not is_compiled
+    assert line.startswith("running eagerly: torch.compile failed (")
+    assert "\n" not in line
+
+
+@pytest.mark.slow
+@compiles
 def test_compiled_blocks_compute_the_same_and_can_be_switched_off(model):
     model.eval()
     expected = model(IDS)

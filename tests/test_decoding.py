@@ -65,9 +65,11 @@ def test_every_preset_writes_with_its_cache_what_it_writes_without(name):
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("n_prompt", [T - 1, T, T + 1, 3 * T])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_each_id_is_the_choice_of_the_masked_model_that_reads_the_window(name, use_cache):
-    model, prompt = make_model(CONFIGS[name]).eval(), random_ids(2 * T + 3)
+@torch.no_grad()
+def test_each_id_is_the_choice_of_the_masked_model_that_reads_the_window(name, n_prompt, use_cache):
+    model, prompt = make_model(CONFIGS[name]).eval(), random_ids(n_prompt)
     ids = list(prompt)
     for next_id in generate(model, prompt, GREEDY, use_cache=use_cache):
         window = torch.tensor([ids[window_start(len(ids), T) :]])
