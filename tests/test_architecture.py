@@ -172,6 +172,7 @@ def test_only_the_command_line_prints(name: str) -> None:
     assert name in ("cli", "cli_generate", "console") or not used
 
 
+# PyTorchStepByStep#61: pickles that PyTorch 2.6 refuses.
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_nothing_executes_what_it_reads(name: str) -> None:
     unpickling = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}

@@ -143,6 +143,7 @@ def test_python_m_minigpt() -> None:
     assert done.stdout == ""
 
 
+# unsloth#10452: a misspelt key was ignored.
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -197,6 +198,7 @@ def test_what_is_misspelt_or_missing_is_named(
     assert message in failed(argv.split(), capsys)
 
 
+# nanochat#533: a bare assertion for a batch of 6.
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -339,6 +341,7 @@ def test_a_damaged_run(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "damaged" in failed(["generate", "copy", "--prompt", ""], capsys)
 
 
+# LLMs-from-scratch#375: several processes.
 def test_a_run_is_not_written_over(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = run_dir.parent / "text.txt"
     before = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")}
@@ -356,6 +359,7 @@ def test_overwrite_spares_what_is_no_run(run_dir: Path, capsys: pytest.CaptureFi
     assert Path("thesis/chapter.txt").read_text() == "years of work"
 
 
+# gpt-2#121: an index error past the context.
 def test_a_prompt_longer_than_the_context(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -711,6 +715,7 @@ def test_a_closed_pipe_is_no_error() -> None:
     assert done.stderr == ""
 
 
+# nanoGPT#711: files opened without an encoding.
 def test_any_locale_will_do(run_dir: Path) -> None:
     argv = ("-m", "minigpt", "tokenize", str(run_dir), "naïve 语言")
     done = run_python(*argv, PYTHONUTF8="0", LC_ALL="C", PYTHONIOENCODING="", LANG="C")

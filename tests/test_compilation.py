@@ -131,6 +131,7 @@ def corpus(tmp_path, monkeypatch):
     return write_corpus(tmp_path / "text.txt")
 
 
+# nanoGPT#140: compiling failed without a compiler.
 def test_a_run_whose_compiler_fails_is_the_eager_run(corpus, tmp_path, monkeypatch):
     def broken(model: MiniGPT) -> None:
         torch.rand(3)
@@ -189,6 +190,7 @@ def test_budgets_of_steps_are_judged_by_how_long_they_would_take(
 compiles = pytest.mark.filterwarnings("ignore")
 
 
+# litgpt#1729: a checkpoint saved under compile that its project could not load.
 @pytest.mark.slow
 @compiles
 def test_a_compiled_run_is_the_eager_run_and_opens_plain(corpus, tmp_path):

@@ -86,6 +86,7 @@ def test_none_can_be_said_where_a_file_knows_no_null(tmp_path: Path) -> None:
         from_dict(Config, {"sampling": {"top_p": 2}})
 
 
+# unsloth#10452: a misspelt key was ignored.
 @pytest.mark.parametrize(
     ("tree", "message"),
     [

@@ -56,6 +56,7 @@ def test_what_is_counted(tmp_path: Path) -> None:
     assert isinstance(valid.ids, np.memmap)
 
 
+# pytorch/examples#913: a dictionary counted on train and test.
 @pytest.mark.parametrize("kind", ["basic_english", "wikitext", "bpe", "char"])
 def test_a_word_of_test_alone_is_unknown_to_train(kind: str, tmp_path: Path) -> None:
     tokenizer = fit_tokenizer(CORPUS, TokenizerConfig(kind, 300))  # type: ignore[arg-type]
@@ -136,6 +137,9 @@ def test_a_large_vocabulary_takes_wider_ids(tmp_path: Path) -> None:
 # Batches
 
 
+# transformers#47394: labels shifted twice.
+# transformers#18167: blocks of unequal length, or none, of a small file.
+# build-nanogpt#41: a length that batch × context does not divide.
 @settings(deadline=None)
 @given(
     n_ids=st.integers(4, 400),
@@ -183,6 +187,7 @@ def test_batches_follow_from_seed_and_step() -> None:
     assert len({*starts}) > 3, "epochs begin at different places"
 
 
+# nanoGPT#131: ids beyond the vocabulary crashed in the cross entropy.
 def test_ids_of_another_tokenizer_are_refused() -> None:
     with pytest.raises(UserError, match="has the id 61 but the vocabulary has 61 entries"):
         TrainingBatches(stream_of([0, 61, 3, 5], vocab_size=61), 2, 1, 1)

@@ -36,6 +36,7 @@ def test_the_window_begins_at_the_first_stride_that_fits(n_ids, context):
     assert start == 0 or n_ids - (start - stride) > context
 
 
+# x-transformers#219, transformers#18104: another text with the cache on.
 @pytest.mark.parametrize("n_prompt", [1, T - 1, T, T + 1, 3 * T])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_cached_is_uncached_for_300_tokens(name, n_prompt):
@@ -48,6 +49,7 @@ def test_cached_is_uncached_for_300_tokens(name, n_prompt):
     assert len(set(cached)) > 30
 
 
+# x-transformers#219, transformers#18104: another text with the cache on.
 @pytest.mark.parametrize("name", preset_names())
 def test_every_preset_writes_with_its_cache_what_it_writes_without(name):
     sizes = {"vocab_size": V, "d_model": 32, "n_heads": 2, "d_head": 0, "d_ff": 40, "n_layers": 2}
@@ -64,6 +66,8 @@ def test_every_preset_writes_with_its_cache_what_it_writes_without(name):
             assert_close(with_cache.next_logits([text], n_ids), exact, atol=1e-5, rtol=1e-5)
 
 
+# gpt-2#121: an index error past the context.
+# LLMs-from-scratch#925: wrong at the edge of the window.
 @pytest.mark.parametrize("use_cache", [True, False])
 @pytest.mark.parametrize("n_prompt", [T - 1, T, T + 1, 3 * T])
 @pytest.mark.parametrize("name", CONFIGS)
@@ -77,6 +81,7 @@ def test_each_id_is_the_choice_of_the_masked_model_that_reads_the_window(name, n
         ids.append(next_id)
 
 
+# pytorch/tutorials#2478: no causal mask, and a perplexity of 2.9.
 @pytest.mark.parametrize("use_cache", [True, False])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_no_id_depends_on_later_ones(name, use_cache):
@@ -114,6 +119,7 @@ def test_each_position_is_read_once_while_the_window_lasts():
 # Chance and modes
 
 
+# pytorch/examples#829: always the same text.
 def test_the_seed_alone_decides():
     model, prompt = make_model(), random_ids(3)
     draw = lambda seed: list(generate(model, prompt, Sampling(1.0, seed=seed)))  # noqa: E731
@@ -132,6 +138,7 @@ def test_the_global_generator_is_not_touched():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+# minGPT#10: top-k filled with a small positive number.
 def test_top_1_is_greedy_also_among_equals():
     model, prompt = make_model(), random_ids(5)
     greedy = list(generate(model, prompt, GREEDY))
@@ -142,6 +149,7 @@ def test_top_1_is_greedy_also_among_equals():
     assert list(generate(model, prompt, Sampling(1.9, top_k=1, max_new_tokens=5))) == [0] * 5
 
 
+# pytorch/examples#114: dropout on while generating.
 def test_dropout_is_off_and_the_mode_is_as_it_was():
     model, prompt = make_model(), random_ids(5)
     expected = list(generate(model.eval(), prompt, GREEDY))
@@ -191,6 +199,7 @@ def test_a_compiled_model_is_not_compiled_again_for_each_length():
 # Ends and errors
 
 
+# nanoGPT#196: did not stop at the end token, or printed it.
 def test_a_stop_id_ends_the_text_and_is_not_part_of_it():
     model, prompt = make_model(), random_ids(5)
     free = list(generate(model, prompt, GREEDY))
@@ -234,6 +243,7 @@ def test_a_diverged_model_is_a_users_mistake_and_no_crash(sampling):
 # Several at once
 
 
+# transformers#17490: padding changed the logits.
 @pytest.mark.parametrize("use_cache", [True, False])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_texts_of_unequal_length_are_written_as_if_alone(name, use_cache):

@@ -40,6 +40,7 @@ def by_hand(model, ids, context, stride):
     return np.array(nats)
 
 
+# build-nanogpt#41: a length that batch × context does not divide.
 @settings(max_examples=300, deadline=None)
 @given(n=st.integers(1, 199), context=st.integers(1, 23), data=st.data())
 def test_windows_score_every_id_once_from_left_to_right(n, context, data):
@@ -196,6 +197,7 @@ def test_a_text_of_one_token_has_a_score():
     assert evaluate(model, stream, EOS).nats == pytest.approx(expected, abs=1e-5)
 
 
+# transformers#8476: all logits were kept.
 @pytest.mark.parametrize("name", ["gpt2", "adaptive"])
 def test_memory_is_flat_in_the_length_of_the_text(monkeypatch, name):
     monkeypatch.setattr(minigpt.output, "LOGITS_PER_CHUNK", 4 * V)

@@ -33,6 +33,8 @@ def row(lines: list[str], start: str) -> str:
     return line.removeprefix(start).strip()
 
 
+# awd-lstm-lm#83: does the length of the context matter?
+# llm.c#374: 21, 29, 31, 37 for one model.
 def test_every_figure_is_printed(data: Path) -> None:
     figures = found(data, "wikitext", 0, split="test", stride=4)
     lines = lines_of(figures)

@@ -92,6 +92,7 @@ def test_filters_are_those_of_transformers(seed, ties):
         torch.testing.assert_close(ours, theirs)
 
 
+# transformers#1725: text in circles.
 @pytest.mark.parametrize("seed", range(7))
 def test_what_a_text_has_already_counts_as_in_transformers(seed):
     logits, texts = random_logits(seed), random_texts(seed)

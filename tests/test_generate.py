@@ -65,6 +65,8 @@ def test_nothing_is_drawn_after_the_stop_string():
     assert "".join(until(pieces(), ["two"])) == "one "
 
 
+# litgpt#1822: streamed text without blanks.
+# nanoGPT#434, #169, #273: KeyError on an unseen character.
 @pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize(
     "prompt", ["", "The river", "zyzzyva qat", "the mill\nby a", "语 😊", "  "]
@@ -90,6 +92,7 @@ def test_pieces_joined_are_the_decoded_whole(kind, prompt, raw):
         assert tokenizer.decode(start, raw=raw) + text == whole
 
 
+# graph4nlp#499: a run of <unk>.
 @pytest.mark.parametrize("kind", ["basic_english", "wikitext"])
 def test_unknown_words_are_never_written_unless_asked_for(kind):
     model, tokenizer = text_model(kind)
@@ -102,6 +105,7 @@ def test_unknown_words_are_never_written_unless_asked_for(kind):
     assert "<eos>" in asked_for
 
 
+# nanoGPT#196: did not stop at the end token, or printed it.
 @pytest.mark.parametrize(
     ("kind", "goes_on"),
     [("basic_english", True), ("wikitext", True), ("bpe", False), ("char", False)],

@@ -114,6 +114,7 @@ def test_what_must_not_matter_does_not_and_what_must_does(run: Run) -> None:
         run.model.eval()
 
 
+# awd-lstm-lm#83: does the length of the context matter?
 def test_figures_by_position_share_out_the_whole(run: Run) -> None:
     measured = measure(run, stride=4)
     found = measured.to_json()

@@ -104,6 +104,8 @@ REFERENCES = {
 }
 
 
+# minGPT#120, #128: GPT-2's weights by name.
+# transformers#47394: labels shifted twice.
 @pytest.mark.parametrize("name", REFERENCES)
 def test_the_whole_model_is_that_of_transformers(name):
     config, make_reference, renamed = REFERENCES[name]
@@ -181,6 +183,7 @@ PATHS = {
 }
 
 
+# pytorch/tutorials#2478: no causal mask, and a perplexity of 2.9.
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
@@ -197,6 +200,7 @@ def test_no_path_sees_the_future(name, path):
             assert (after[:, t:] - before[:, t:]).abs().amax(-1).min() > 1e-3
 
 
+# pytorch/tutorials#2478: no causal mask, and a perplexity of 2.9.
 @pytest.mark.parametrize("name", MODELS)
 def test_no_gradient_comes_from_the_future(name):
     """In training too: what position t scores must not depend on an input after t."""
@@ -214,6 +218,7 @@ def test_no_gradient_comes_from_the_future(name):
     assert reached.tolist() == [position <= t for position in range(T)]
 
 
+# onnx/models#488: one fixed length.
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_all_paths_agree(name):
@@ -242,6 +247,7 @@ def test_the_objective_is_the_cross_entropy_of_the_logits(name):
         assert_close(mine, other, atol=1e-5, rtol=1e-4)
 
 
+# onnx/models#488: one fixed length.
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_a_text_is_read_alone(name):

@@ -44,6 +44,7 @@ def names_of(model: nn.Module, parameters: list[nn.Parameter]) -> list[str]:
     return [by_id[id(parameter)] for parameter in parameters]
 
 
+# minGPT#23: weight decay on norms.
 @pytest.mark.parametrize("name", PARTS)
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_decayed_parameters_are_those_of_transformers_by_name(name, wrapped):
@@ -148,6 +149,7 @@ def test_a_plan_without_warm_up_or_decay_is_level():
     assert rate_factor(0.0, OptimConfig(warm_up=0.0, hold=0.0)) == 1.0
 
 
+# nanoGPT#443: a first step at a rate of 0.
 @given(
     shares=st.tuples(st.floats(0, 0.99), st.floats(0, 1), st.floats(0, 0.99)),
     n_steps=st.integers(1, 997),

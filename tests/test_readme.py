@@ -123,6 +123,7 @@ def test_there_are_results() -> None:
     assert RESULTS
 
 
+# pytorch/examples#415, #281: figures that could not be had again.
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_figures_in_prose_are_those_of_the_runs(path: Path) -> None:
     """Each recorded run stands in both places with the perplexities that its report has."""

@@ -218,6 +218,7 @@ def advice(*losses: tuple[float, float]) -> list[str]:
     return found
 
 
+# nanoGPT#493, #69, #606: overfitting, and no advice.
 def test_overfitting_is_told_once():
     found = advice((5.0, 4.8), (4.8, 4.0), (4.9, 3.5), (5.1, 3.0))
     assert len(found) == 1

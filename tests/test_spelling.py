@@ -143,6 +143,7 @@ def test_each_byte_has_the_letter_that_the_library_gives_it():
         assert bytes(letters[letter] for letter in spelt) == character.encode()
 
 
+# ChatGLM-6B#478: an emoji streamed as �.
 @settings(max_examples=500, deadline=None)
 @given(st.lists(st.binary(max_size=3), max_size=11))
 def test_bytes_become_the_characters_that_the_whole_has(chunks):
@@ -173,6 +174,7 @@ def bpe(found: list[Tokenizer] = []) -> Tokenizer:  # noqa: B006 - trained once
     return found[0]
 
 
+# ChatGLM-6B#478: an emoji streamed as �.
 @pytest.mark.parametrize("kind", ["bpe", "char"])
 @pytest.mark.parametrize("text", ["😊", "语", "a 😊 b 语言 é", "  two blanks\n\nhere "])
 def test_a_character_comes_whole(kind, text):

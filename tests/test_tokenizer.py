@@ -90,6 +90,7 @@ def test_basic_english_at_its_corners(line: str) -> None:
     test_basic_english_gives_the_classic_words.hypothesis.inner_test(line)  # type: ignore[attr-defined]
 
 
+# LLMs-from-scratch#558, #944: “Hello,” and leading blanks did not come back.
 @pytest.mark.parametrize("kind", EXACT)
 @given(ANY_TEXT)
 def test_bytes_come_back(kind: str, text: str) -> None:
@@ -99,6 +100,7 @@ def test_bytes_come_back(kind: str, text: str) -> None:
     assert tokenizer.eos_id not in ids
 
 
+# LLMs-from-scratch#558, #944: “Hello,” and leading blanks did not come back.
 @pytest.mark.parametrize("kind", EXACT)
 @pytest.mark.parametrize(
     "text",
@@ -109,6 +111,7 @@ def test_texts_that_others_lose(kind: str, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+# nanoGPT#434, #169, #273: KeyError on an unseen character.
 @pytest.mark.parametrize("kind", KINDS)
 @given(st.text(st.characters()))
 def test_no_text_raises(kind: str, text: str) -> None:
@@ -287,6 +290,7 @@ def test_basic_english_figures(wikitext2: Path) -> None:
         assert ids == [tokenizer.token_to_id(word) or 0 for word in classic]
 
 
+# minbpe#82: hours.
 @pytest.mark.slow
 def test_8000_merges_in_a_minute(wikitext2: Path) -> None:
     corpus = open_corpus("wikitext-2")

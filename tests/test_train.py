@@ -65,6 +65,7 @@ def scores(told: Recorder) -> list[tuple[int, float, float, bool]]:
 # ---- the same each time
 
 
+# LLMs-from-scratch#1020: seeded runs that differed.
 def test_two_runs_of_one_seed_are_equal_to_the_byte(corpus, tmp_path):
     told = [Recorder(), Recorder()]
     for name, recorder in zip("ab", told, strict=True):
@@ -95,6 +96,7 @@ class StopAfter(Recorder):
 
 
 # 5 and 10 are where a validation is due: it must not be lost.
+# transformers#33336, #17032: generators that were not restored.
 @pytest.mark.parametrize("stopped_at", [1, 3, 5, 6, 10])
 def test_a_run_that_was_broken_off_goes_on_to_the_bit(corpus, tmp_path, stopped_at):
     config = run_config(corpus, accumulation=2)
@@ -133,6 +135,7 @@ def test_a_finished_run_that_is_resumed_stays_as_it_is(corpus, tmp_path):
     assert told.of(Finished)[0].step == 10
 
 
+# litgpt#1712: only the tail was replayed after a resume.
 def test_the_ids_of_a_resumed_run_are_those_of_the_unbroken_one(corpus, tmp_path, monkeypatch):
     seen = []
     step_on = train_module.optimizer_step
@@ -195,6 +198,8 @@ def test_a_run_may_live_in_a_thread(corpus, tmp_path):
 # ---- a step
 
 
+# build-nanogpt#30: accumulation over several processes.
+# nanoGPT#145: accumulation changed the loss.
 def test_micro_batches_change_nothing(corpus, tmp_path):
     """1 × 8 = 2 × 4 = 4 × 2: same losses, gradients and weights, to float32's last digits."""
     # With an eps this large AdamW follows the size of its gradients, and does not hide a factor.
@@ -217,6 +222,7 @@ def test_micro_batches_change_nothing(corpus, tmp_path):
             assert_close(tensor, weights[1][name], atol=1e-5, rtol=1e-4)
 
 
+# nanoGPT#443: a first step at a rate of 0.
 def test_a_step_reports_what_it_did(corpus, tmp_path):
     told = Recorder()
     config = run_config(corpus)
@@ -266,6 +272,7 @@ def inject(monkeypatch, bad_steps: set[int]) -> None:
     monkeypatch.setattr(training_state, "make_optimizers", make_optimizers_with_a_fault)
 
 
+# nanoGPT#136, #167, #215: the loss became nan.
 def test_a_step_whose_gradient_is_not_finite_is_skipped_and_counted(corpus, tmp_path, monkeypatch):
     inject(monkeypatch, {3, 4, 8})
     told, kept = Recorder(), {}
@@ -304,6 +311,7 @@ def test_a_loss_that_is_not_finite_does_not_spoil_the_mean(corpus, tmp_path, mon
     assert told.of(Validated)[1].train_loss == pytest.approx(sum(losses(told)[5:]) / 5)
 
 
+# nanoGPT#136, #167, #215: the loss became nan.
 @pytest.mark.parametrize("from_step", [1, 6])
 def test_many_bad_gradients_in_a_row_stop_the_run(corpus, tmp_path, monkeypatch, from_step):
     inject(monkeypatch, set(range(from_step, 100)))
@@ -452,6 +460,7 @@ def fake_scores(monkeypatch, nats: list[float]) -> None:
     monkeypatch.setattr(train_module, "evaluate", fake)
 
 
+# nanoGPT#493, #69, #606: overfitting, and no advice.
 @pytest.mark.parametrize(
     ("patience", "n_seen", "reason"), [(0, 8, "budget"), (1, 3, "patience"), (2, 7, "patience")]
 )
@@ -507,6 +516,7 @@ def test_what_could_not_be_saved_is_not_called_best(corpus, tmp_path, monkeypatc
     assert told.of(Finished)[0].valid == told.of(Validated)[2].score
 
 
+# nanoGPT#493, #69, #606: overfitting, and no advice.
 def test_the_best_checkpoint_is_the_one_that_scored_best(corpus, tmp_path):
     told = Recorder()
     run = train(run_config(corpus, steps=40, validations=4), tmp_path / "run", told)
@@ -679,6 +689,7 @@ def test_a_short_text_is_learnt_by_heart():
     assert learn(MiniGPT(MODERN), [text] * 120)[-1] < 0.05
 
 
+# attention-is-all-you-need-pytorch#19: a mask that let the target through.
 def test_what_cannot_be_known_is_not():
     """A mask that leaks would bring the loss of random ids to 0: each one stands in the input."""
     torch.manual_seed(1)
