@@ -341,7 +341,7 @@ def test_a_damaged_run(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "damaged" in failed(["generate", "copy", "--prompt", ""], capsys)
 
 
-# LLMs-from-scratch#375: several processes.
+# LLMs-from-scratch#375: several processes, where today there can be one.
 def test_a_run_is_not_written_over(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = run_dir.parent / "text.txt"
     before = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")}
