@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from minigpt import downloads, python_docs
+from minigpt.catalogue import TEXTS
 from minigpt.errors import UserError, closest
 
 Split = Literal["train", "valid", "test"]
@@ -56,7 +57,7 @@ class Corpus:
 
 def corpus_names() -> list[str]:
     """Return the corpora that have a name."""
-    return [*downloads.TEXTS, "python-docs"]
+    return [*TEXTS, "python-docs"]
 
 
 def open_corpus(name: str) -> Corpus:
@@ -65,7 +66,7 @@ def open_corpus(name: str) -> Corpus:
     A text file is read through once, to know that it is one and how many lines it has. Raises
     UserError for what does not exist, is empty, is not UTF-8 or cannot be downloaded.
     """
-    if name in downloads.TEXTS:
+    if name in TEXTS:
         return _hub_text(name)
     if name == "python-docs":
         return _python_docs()
@@ -102,7 +103,7 @@ def open_text(path: Path) -> Corpus:
 
 def available_offline(name: str) -> bool:
     """Can the corpus called `name` be opened without a download?"""
-    if name not in downloads.TEXTS:
+    if name not in TEXTS:
         return not name.startswith("hf:")
     return any(_has_all(name, place) for place in _places(name)) or downloads.is_cached(name)
 
@@ -140,12 +141,12 @@ def _places(name: str) -> list[Path]:
 
 
 def _has_all(name: str, folder: Path) -> bool:
-    return all((folder / part.file).is_file() for part in downloads.TEXTS[name].parts.values())
+    return all((folder / part.file).is_file() for part in TEXTS[name].parts.values())
 
 
 def _hub_text(name: str) -> Corpus:
     """Open a text of the hub from the first place that has it, or else download it."""
-    text = downloads.TEXTS[name]
+    text = TEXTS[name]
     *given, cache = _places(name)
     folder = next((place for place in given if _has_all(name, place)), cache)
     if folder == cache:
@@ -157,7 +158,7 @@ def _hub_text(name: str) -> Corpus:
         for part in text.parts.values():
             if not downloads.is_whole(folder / part.file, part):
                 raise UserError(
-                    f"{folder / part.file} is not the official file (its sha256 differs): replace "
+                    f"{folder / part.file} is not the official file (its bytes differ): replace "
                     "it, or take it away and it is downloaded"
                 )
     readers = {split: partial(_read, folder / part.file) for split, part in text.parts.items()}
@@ -261,7 +262,7 @@ def _dataset(name: str) -> Corpus:
 
     Where valid or test is missing, the other is halved; where both are, train is cut as a file is.
     """
-    found = downloads.open_dataset(name)
+    found, source = downloads.open_dataset(name)
     splits: dict[str, Any] = {
         "train": found.get("train"),
         "valid": next((found[s] for s in ("validation", "valid", "dev") if s in found), None),
@@ -293,7 +294,7 @@ def _dataset(name: str) -> Corpus:
             "valid": part("train", valid, test),
             "test": part("train", test, n_rows),
         }
-    return Corpus(name, "the Hugging Face hub", {split: readers[split] for split in SPLITS})
+    return Corpus(name, source, {split: readers[split] for split in SPLITS})
 
 
 def _rows(rows: Any, column: str) -> Iterator[str]:

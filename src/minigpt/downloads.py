@@ -1,82 +1,22 @@
-"""Texts of the Hugging Face hub: which files they are, how they come, how they are proven right.
+"""Texts of the Hugging Face hub: how they come, and how they are proven right.
 
 In: the name of a text and a folder. Out: the files in that folder, whole and verified, or one
-UserError that says how to supply them by hand.
+UserError that says how to supply them by hand. Nothing comes over a line that others can write on
+(https only), nothing grows larger than it may, and nothing that comes is run.
 """
 
+import errno
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+from urllib.parse import urlsplit
 
+from minigpt.catalogue import TEXTS, HubText, Part
 from minigpt.errors import UserError
 from minigpt.files import atomic_write
-
-
-class Part(NamedTuple):
-    """One split: its files on the hub, its name here, and what proves it whole."""
-
-    sources: tuple[str, ...]
-    file: str
-    proof: str | int  # sha256 of the text, or the number of its lines
-
-
-class HubText(NamedTuple):
-    """A text at one commit of its repository, so that it is the same text for ever."""
-
-    repository: str
-    revision: str
-    parts: Mapping[str, Part]
-
-
-def _wikitext(config: str, ending: str, proofs: tuple[str | int, ...], n_shards: int) -> HubText:
-    train = tuple(f"{config}/train-{i:05d}-of-{n_shards:05d}.parquet" for i in range(n_shards))
-    sources = {
-        "train": train,
-        "valid": (f"{config}/validation-00000-of-00001.parquet",),
-        "test": (f"{config}/test-00000-of-00001.parquet",),
-    }
-    return HubText(
-        "Salesforce/wikitext",
-        "b08601e04326c79dfdd32d625aee71d232d685c3",
-        {
-            split: Part(files, f"wiki.{split}.{ending}", proof)
-            for (split, files), proof in zip(sources.items(), proofs, strict=True)
-        },
-    )
-
-
-TEXTS = {
-    "wikitext-2": _wikitext(
-        "wikitext-2-v1",
-        "tokens",
-        (
-            "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f",
-            "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
-            "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
-        ),
-        n_shards=1,
-    ),
-    "wikitext-2-raw": _wikitext("wikitext-2-raw-v1", "raw", (36_718, 3_760, 4_358), n_shards=1),
-    "wikitext-103": _wikitext("wikitext-103-v1", "tokens", (1_801_350, 3_760, 4_358), n_shards=2),
-    # It has no test: corpus makes two of its valid.
-    "tinystories": HubText(
-        "roneneldan/TinyStories",
-        "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64",
-        {
-            "train": Part(
-                ("TinyStories-train.txt",),
-                "TinyStories-train.txt",
-                "c5cf5e22ff13614e830afbe61a99fbcbe8bcb7dd72252b989fa1117a368d401f",
-            ),
-            "valid": Part(
-                ("TinyStories-valid.txt",),
-                "TinyStories-valid.txt",
-                "94e431816c4cce81ff71e4408ff8d3bda9a42e8d2663986697c3954288cb38b4",
-            ),
-        },
-    ),
-}
 
 
 def download(name: str, folder: Path) -> None:
@@ -84,7 +24,7 @@ def download(name: str, folder: Path) -> None:
 
     Files in the cache of the hub's client serve without a network. Raises UserError, saying how to
     supply the files by hand, whatever goes wrong: no network, a refusal, a file cut short, wrong
-    bytes.
+    bytes; for a full disk it says what to free.
     """
     text = TEXTS[name]
     for part in text.parts.values():
@@ -96,20 +36,35 @@ def download(name: str, folder: Path) -> None:
             except _WrongBytesError:
                 # What a proxy once left in the hub's cache must not stand in the way for ever.
                 _write(text, part, folder / part.file, force=True)
+        except UserError:
+            raise
         except Exception as error:  # the hub's client changes its exceptions between versions
             raise UserError(
-                f"{name} could not be downloaded ({_reason(error)}): put "
-                f"{', '.join(p.file for p in text.parts.values())} into data/{name}, "
-                "or take python-docs, which needs no network"
+                f"{name} could not be downloaded ({_reason(error)}): "
+                + _advice(
+                    error,
+                    f"put {', '.join(p.file for p in text.parts.values())} into data/{name}, "
+                    "or take python-docs, which needs no network",
+                )
             ) from error
 
 
 def is_whole(path: Path, part: Part) -> bool:
-    """Is the file at `path` the one that `part` describes, as far as can be told in a second?"""
-    if isinstance(part.proof, int) or path.stat().st_size > 1 << 26:
-        return True  # taken on trust; a download was proven when it was written
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == part.proof
+    """Is the file at `path` the one that `part` describes? A file is read once in a process."""
+    about = path.stat()
+    if about.st_size != part.n_bytes:
+        return False
+    return part.proof in _fingerprints(path.resolve(), about.st_size, about.st_mtime_ns)
+
+
+@lru_cache
+def _fingerprints(path: Path, *_key: int) -> tuple[int, str]:
+    """Return how many lines a file has, and its sha256; _key changes when the file does."""
+    digest, n_lines = hashlib.sha256(), 0
+    for chunk in _pieces(path):
+        digest.update(chunk)
+        n_lines += chunk.count(b"\n")
+    return n_lines, digest.hexdigest()
 
 
 def is_cached(name: str) -> bool:
@@ -134,48 +89,99 @@ class _WrongBytesError(Exception):
 
 
 def _write(text: HubText, part: Part, path: Path, *, force: bool) -> None:
-    """Fetch `part` and write it to `path`, unless it is not what its proof says."""
+    """Fetch `part` and write it to `path`, unless it is not what its size and proof say."""
     with atomic_write(path) as file:
-        digest, n_lines = hashlib.sha256(), 0
+        digest, n_bytes, n_lines = hashlib.sha256(), 0, 0
         for source in part.sources:
-            for chunk in _chunks(_fetch(text, source, force=force)):
+            for chunk in _chunks(_fetch(text, source, part.n_bytes, force=force)):
+                n_bytes += len(chunk)
+                if n_bytes > part.n_bytes:
+                    raise _too_large(source, part.n_bytes)
                 file.write(chunk)
                 digest.update(chunk)
                 n_lines += chunk.count(b"\n")
-        if part.proof not in (n_lines, digest.hexdigest()):
+        if n_bytes != part.n_bytes or part.proof not in (n_lines, digest.hexdigest()):
             raise _WrongBytesError(f"{part.sources[0]} came with other bytes than it should have")
 
 
-def _fetch(text: HubText, source: str, *, force: bool) -> Path:
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+def _too_large(source: str, limit: int) -> _WrongBytesError:
+    return _WrongBytesError(f"{source} has more than the {limit:,} bytes that it may have")
 
-    cached = try_to_load_from_cache(
-        text.repository, source, revision=text.revision, repo_type="dataset"
-    )
+
+def _fetch(text: HubText, source: str, limit: int, *, force: bool) -> Path:
+    """Return where a file of the hub is on this disk, fetched unless it was there.
+
+    Raises _WrongBytesError where it has more than `limit` bytes, or others than the hub says.
+    """
+    from huggingface_hub import hf_hub_download, hf_hub_url, try_to_load_from_cache
+
+    where, revision = text.repository, text.revision
+    cached = try_to_load_from_cache(where, source, revision=revision, repo_type="dataset")
+    sha256 = None
     if force or not isinstance(cached, str):
         require_network()
-    path = hf_hub_download(
-        text.repository,
-        source,
-        repo_type="dataset",
-        revision=text.revision,
-        etag_timeout=5,
-        force_download=force,
+        url = hf_hub_url(where, source, revision=revision, repo_type="dataset")
+        sha256 = _announced(url, source, limit)
+    path = Path(
+        hf_hub_download(
+            where,
+            source,
+            repo_type="dataset",
+            revision=revision,
+            etag_timeout=5,
+            force_download=force,
+        )
     )
-    return Path(path)
+    if sha256 not in (None, _fingerprints(path.resolve(), path.stat().st_mtime_ns)[1]):
+        raise _WrongBytesError(f"{source} came with other bytes than the hub has")
+    return path
+
+
+def _announced(url: str, source: str, limit: int) -> str | None:
+    """Ask about a file before it is fetched: return its sha256, which the hub has of large ones.
+
+    Raises _WrongBytesError where it has more than `limit` bytes or does not say how many,
+    ConnectionError where it would come over an open line.
+    """
+    from huggingface_hub import get_hf_file_metadata
+
+    found = get_hf_file_metadata(url, timeout=5)
+    if not _is_private(found.location):
+        raise ConnectionError(f"the hub gives {source} at {found.location[:60]}, not over https")
+    if found.size is None or found.size > limit:
+        raise _too_large(source, limit)
+    return found.etag if re.fullmatch("[0-9a-f]{64}", found.etag or "") else None
 
 
 def require_network() -> None:
     """Raise ConnectionError where the hub does not answer within five seconds.
 
     One question, asked once: the client itself would try six times, and half a minute, in vain.
+    Raises UserError where the hub was moved to an address that is not https.
     """
     from huggingface_hub import constants, get_session
 
+    if not _is_private(constants.ENDPOINT):
+        raise UserError(
+            f"HF_ENDPOINT is {constants.ENDPOINT}: give an address that begins with https://"
+        )
     try:
         get_session().head(constants.ENDPOINT, timeout=5)
     except Exception as error:  # of whichever HTTP library the client has
         raise ConnectionError(f"no connection to {constants.ENDPOINT}") from error
+
+
+def _is_private(url: str) -> bool:
+    """Is `url` one that nobody on the way can answer in the hub's place?"""
+    parts = urlsplit(url)
+    on_this_machine = parts.hostname in ("localhost", "127.0.0.1", "::1")
+    return parts.scheme == "https" or (parts.scheme == "http" and on_this_machine)
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            yield piece
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
@@ -184,9 +190,7 @@ def _chunks(path: Path) -> Iterator[bytes]:
     Its parquet files have a row for each line; a blank row was " \\n" in the official files.
     """
     if path.suffix != ".parquet":
-        with path.open("rb") as file:
-            while chunk := file.read(1 << 20):
-                yield chunk
+        yield from _pieces(path)
         return
     import pyarrow
     from pyarrow import parquet
@@ -200,23 +204,37 @@ def _chunks(path: Path) -> Iterator[bytes]:
         raise _WrongBytesError(f"{path.name} is cut short or no parquet file") from error
 
 
-def open_dataset(name: str) -> dict[str, Any]:
-    """Return the splits of the data set that `hf:OWNER/NAME` or `hf:OWNER/NAME:CONFIG` names.
+def open_dataset(name: str) -> tuple[dict[str, Any], str]:
+    """Return the splits of a data set, and where they are from, with the revision.
 
-    Raises UserError where it cannot be had.
+    name   hf:OWNER/NAME, hf:OWNER/NAME:CONFIG, or hf:OWNER/NAME@REVISION, which never changes
+    Raises UserError where it cannot be had. Only data is read: a script in its place is refused.
     """
     import datasets
+    from huggingface_hub import dataset_info
 
     repository, _, config = name.removeprefix("hf:").partition(":")
+    repository, _, wanted = repository.partition("@")
+    revision = wanted or None
     try:
         if not datasets.config.HF_HUB_OFFLINE:
             require_network()
-        return dict(datasets.load_dataset(repository, config or None))
+            # Asked first, so that all of it is of one revision, and of one that can be named.
+            revision = dataset_info(repository, revision=revision, timeout=5).sha
+        found = dict(datasets.load_dataset(repository, config or None, revision=revision))
+    except UserError:
+        raise
     except Exception as error:  # the library raises whatever its readers raise
         raise UserError(
-            f"{name} could not be loaded ({_reason(error)}): check its name, "
-            "write hf:OWNER/NAME:CONFIG where it has several, or give a .txt file"
+            f"{name} could not be loaded ({_reason(error)}): "
+            + _advice(
+                error,
+                "check its name, write hf:OWNER/NAME:CONFIG where it has several, "
+                "or give a .txt file",
+            )
         ) from error
+    kept = f"revision {revision}" if revision else "an unknown revision, kept from an earlier time"
+    return found, f"the Hugging Face hub, {kept}"
 
 
 _TEXT_TYPES = ("string", "large_string")
@@ -245,3 +263,21 @@ def _reason(error: Exception) -> str:
         cause = cause.__cause__ or cause.__context__
     lines = str(error).strip().splitlines()
     return lines[0][:160].rstrip(".: ") if lines else type(error).__name__
+
+
+_DISK_FAULTS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOTDIR,
+    errno.EEXIST,
+}
+
+
+def _advice(error: Exception, otherwise: str) -> str:
+    """Return what to do about an error of the disk, else `otherwise`."""
+    if isinstance(error, OSError) and error.errno in _DISK_FAULTS:
+        return "free some space, or set MINIGPT_CACHE and HF_HOME to folders that have it"
+    return otherwise
