@@ -1,6 +1,7 @@
 # make run    set up, then: data → a few minutes of training → perplexity, text, attention picture
 # make test   set up, then: style, types, fast tests      make test-all   the slow tests too
 # make docs   draw the diagrams again from the code, build the site in site/
+# make fuzz   try anything at all on what reads input, for MINUTES=30
 # make bench  measure a training step, and say what the recorded curves say; NANOGPT=DIR beside nanoGPT
 # make lab    set up, then open the notebooks in Jupyter
 # make clean  take .venv and every cache away
@@ -15,7 +16,7 @@ ifneq ($(wildcard ../shared/wikitext-2/wiki.train.tokens),)
 export MINIGPT_DATA ?= $(abspath ../shared)
 endif
 
-.PHONY: run test test-all lint docs bench lab clean
+.PHONY: run test test-all lint docs fuzz bench lab clean
 .DELETE_ON_ERROR:
 
 run: .venv/run.stamp
@@ -35,6 +36,10 @@ lint: .venv/dev.stamp
 docs: .venv/dev.stamp
 	$(BIN)/python tools/diagrams.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --site-dir site
+
+MINUTES ?= 30
+fuzz: .venv/dev.stamp
+	$(BIN)/python -W error tools/fuzz.py --minutes $(MINUTES)
 
 # Minutes; the long ones (curves, pace, vocabularies) are named in CONTRIBUTING.md.
 BENCH_PRESET ?= wikitext2-10min

@@ -200,6 +200,15 @@ def test_nothing_left_to_draw_is_told():
         filtered(torch.zeros(1, V), [text], wishes)
 
 
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_logits_that_are_not_finite_are_told(value, temperature):
+    logits = torch.zeros(1, V)
+    logits[0, 3] = value
+    with pytest.raises(UserError, match="the logits are not finite"):
+        filtered(logits, [Text([0], 1)], wishes_of(Sampling(temperature)))
+
+
 def test_what_is_banned_takes_no_place_among_the_top_k():
     logits = torch.tensor([[5.0, 4.0, 3.0, 2.0]])
     wishes = wishes_of(Sampling(1.0, 2), TokenRules(banned=[0, 1]))

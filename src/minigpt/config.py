@@ -438,11 +438,9 @@ def from_dict(
     hints = typing.get_type_hints(kind)
     values: dict[str, Any] = {}
     for key, value in tree.items():
-        require(
-            key in hints,
-            f"key {path}{key} is not known{closest_key(path + key, key_names(Config))}: "
-            "correct it or take it out",
-        )
+        if key not in hints:
+            near = closest_key(path + key, key_names(Config))
+            raise UserError(f"key {path}{key} is not known{near}: correct it or take it out")
         is_table = dataclasses.is_dataclass(hints[key])
         if is_table and isinstance(value, Mapping):
             part = getattr(base, key) if base is not None else None

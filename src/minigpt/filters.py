@@ -151,7 +151,8 @@ def temperature(logits: Tensor, texts: Texts, value: float) -> Tensor:  # noqa: 
     finite = torch.finfo(logits.dtype)
     # Logits matter up to a constant only. With the largest at 0, a quotient by a tiny temperature
     # overflows to -inf, which is the limit wanted, and never to inf, whose softmax is NaN.
-    shifted = logits - logits.amax(dim=-1, keepdim=True)
+    # Clamped, for -inf, where every id is banned, would become NaN too.
+    shifted = logits - logits.amax(dim=-1, keepdim=True).clamp(min=finite.min)
     return shifted / min(max(value, finite.tiny), finite.max)
 
 
@@ -234,12 +235,17 @@ def wishes_of(sampling: Sampling, rules: TokenRules = NO_RULES) -> list[Wish]:
 def filtered(logits: Tensor, texts: Texts, wishes: Sequence[Wish]) -> Tensor:
     """Return logits (B, V) as the wishes have them.
 
-    Raises UserError where they leave nothing to draw.
+    Raises UserError where they leave nothing to draw, and where a largest logit is inf or NaN.
     """
     for apply, value in wishes:
         logits = apply(logits, texts, value)
-    if not (logits > -math.inf).any(dim=-1).all():  # false for NaN as well
+    likeliest = logits.amax(dim=-1)  # (B,), NaN where any logit of the row is
+    if (likeliest == -math.inf).any():
         raise UserError(
             "nothing is left to draw: every token is banned, so loosen no_repeat_ngram or the bans"
+        )
+    if not likeliest.isfinite().all():
+        raise UserError(
+            "the logits are not finite once penalties and bias are applied: take smaller ones"
         )
     return logits

@@ -45,14 +45,22 @@ def _finite(value: Any) -> Any:
 def read_metrics(path: Path) -> Iterator[Record]:
     """Yield the records of metrics.jsonl; none where there is no file.
 
-    A line that is not JSON is passed over: the last one may have been cut by a loss of power.
+    A line that is no record is passed over: the last one may have been cut by a loss of power.
     """
     with contextlib.suppress(FileNotFoundError), path.open(encoding="utf-8", errors="replace") as f:
         for line in f:
-            with contextlib.suppress(json.JSONDecodeError):
-                record = json.loads(line)
-                if isinstance(record, dict) and {"kind", "step"} <= record.keys():
-                    yield record
+            record = _record_of(line)
+            if record is not None:
+                yield record
+
+
+def _record_of(line: str) -> Record | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):  # nested too deeply, or a number too long for Python
+        return None
+    known = isinstance(record, dict) and isinstance(record.get("kind"), str)
+    return record if known and type(record.get("step")) is int else None
 
 
 def cut_back(path: Path, step: int) -> None:
@@ -61,7 +69,7 @@ def cut_back(path: Path, step: int) -> None:
         return
     kept = [to_json(record) + "\n" for record in read_metrics(path) if record["step"] <= step]
     with atomic_write(path) as file:
-        file.write("".join(kept).encode())
+        file.write("".join(kept).encode(errors="replace"))  # JSON can spell half a character
 
 
 class Metrics:

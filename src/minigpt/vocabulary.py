@@ -46,14 +46,26 @@ _CUT = re.compile(r"(?<=\w) (?=\w)")
 def learn(config: TokenizerConfig, lines: Lines) -> Tokenizer:
     """Return the tokenizer that `config` describes, learnt from `lines`, called once or more.
 
-    Raises UserError where vocab_size has no room for what the kind cannot do without.
+    Raises UserError where vocab_size has no room for what the kind cannot do without, and for a
+    line with half a character (a surrogate).
     """
     return {
         "basic_english": _learn_basic_english,
         "wikitext": _learn_wikitext,
         "bpe": _learn_bpe,
         "char": _learn_char,
-    }[config.kind](config.vocab_size, lines)
+    }[config.kind](config.vocab_size, lambda: map(_whole, lines()))
+
+
+def _whole(line: str) -> str:
+    try:
+        line.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"a line to learn from has half a character ({line[error.start]!a}): read the text as "
+            "UTF-8"
+        ) from None
+    return line
 
 
 def _learn_basic_english(vocab_size: int, lines: Lines) -> Tokenizer:
@@ -153,7 +165,7 @@ def _learn_char(vocab_size: int, lines: Lines) -> Tokenizer:
 
     vocab_size (0: no limit) counts them all; the most frequent characters are kept.
     """
-    counts = Counter(dict.fromkeys(_BYTES, 0))
+    counts = Counter(dict.fromkeys([*_BYTES, EOS], 0))
     for text in marked(lines()):
         if text == DOCUMENT_MARK:
             counts[EOS] += 1
