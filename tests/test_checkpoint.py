@@ -132,6 +132,7 @@ def test_a_run_opens_as_it_was_saved(tmp_path, name):
         assert tied[0] is tied[1]
 
 
+# transformers#33336, #17032: generators that were not restored.
 def test_optimizers_and_generators_come_back_to_the_bit(tmp_path):
     model, optimizers = new_run(tmp_path / "run")
     torch.manual_seed(11)
@@ -170,6 +171,7 @@ def assert_same_states(found: list, expected: list) -> None:
 
 
 # PyTorch's compiler trips over a part of itself that it has retired.
+# litgpt#1729: a checkpoint saved under compile that its project could not load.
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 def test_saved_under_compile_it_opens_into_a_plain_model(tmp_path):
     model, optimizers = new_run(tmp_path / "run")
@@ -432,6 +434,7 @@ def test_a_run_that_forgot_how_far_it_was_cannot_go_on(run_dir, tmp_path, monkey
         resume(run_dir)
 
 
+# nanoGPT#131: ids beyond the vocabulary crashed in the cross entropy.
 def test_a_tokenizer_of_another_size_cannot_go_on(run_dir):
     smaller = Tokenizer.train(TokenizerConfig("wikitext", 0), lambda: ["w1 w2"])
     smaller.save(run_dir / "tokenizer.json")
@@ -440,6 +443,7 @@ def test_a_tokenizer_of_another_size_cannot_go_on(run_dir):
         resume(run_dir)
 
 
+# PyTorchStepByStep#61: pickles that PyTorch 2.6 refuses.
 def test_nothing_in_a_folder_is_run_or_written_by_opening_it(run_dir):
     put_a_pickle(run_dir / CKPT)
     before = files_under(run_dir)
@@ -476,7 +480,7 @@ def test_a_folder_that_is_no_run_is_a_users_error(tmp_path):
     with pytest.raises(UserError, match="is not a run folder"):
         Run.open(tmp_path)
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match="does not exist"):
+    with pytest.raises(UserError, match="file is a file: give the folder"):
         Run.open(tmp_path / "file")
 
 

@@ -168,7 +168,7 @@ def _sha256(path: Path) -> str:
 
 
 def _is_named(run_dir: Path, name: str) -> bool:
-    return (run_dir / f"{name}.json").is_file()
+    return (run_dir / f"{name}.json").exists()
 
 
 def _step_of(run_dir: Path, name: str) -> int:
@@ -217,12 +217,15 @@ def _unpack(
     return packed
 
 
-def checkpoint_folder(run_dir: Path, which: Which) -> Path:
+def checkpoint_folder(run_dir: Path, which: Which | int) -> Path:
     """Return the folder that `which` points to, once its files have been found to be whole.
 
+    which   last, best, or the step of one that was kept (`keep_checkpoints`)
     Raises UserError for a run that has none yet, and for files of another size or hash than noted.
     """
     run_dir = run_folder(run_dir)
+    if isinstance(which, int):
+        return _whole(run_dir / "checkpoints" / _kept(run_dir, which))
     if not _is_named(run_dir, which):
         if _is_named(run_dir, "best"):
             raise UserError(
@@ -232,7 +235,24 @@ def checkpoint_folder(run_dir: Path, which: Which) -> Path:
         if any((run_dir / "checkpoints").glob("[0-9]*")):
             raise UserError(f"{run_dir / which}.json is missing: restore it from a copy")
         raise UserError(f"{run_dir} has no checkpoint yet: train longer, or train it anew")
-    folder = run_dir / "checkpoints" / _folder_of(run_dir, which)
+    return _whole(run_dir / "checkpoints" / _folder_of(run_dir, which))
+
+
+def _kept(run_dir: Path, step: int) -> str:
+    """Return the name of the newest checkpoint of a step. Raises UserError where there is none."""
+    names = [path.name for path in (run_dir / "checkpoints").glob("[0-9]*")]
+    for name in (f"{step}-3", f"{step}-2", str(step)):
+        if name in names:
+            return name
+    steps = sorted({int(name.split("-")[0]) for name in names if name.split("-")[0].isdecimal()})
+    raise UserError(
+        f"{run_dir} has no checkpoint of step {step}: it has those of "
+        f"{', '.join(map(str, steps)) or 'none'}"
+    )
+
+
+def _whole(folder: Path) -> Path:
+    """Return folder. Raises UserError where its files are not of the size and hash as noted."""
     files = read_json(folder / "trainer.json").get("files")
     if not isinstance(files, dict) or set(files) not in ({_WEIGHTS, _TRAINER}, {_WEIGHTS}):
         raise UserError(f"{folder / 'trainer.json'} lists no files: restore it from a copy")
@@ -318,9 +338,10 @@ class Run:
     """The figures of report.json; empty while the run has not ended."""
 
     @classmethod
-    def open(cls, path: str | Path, device: str = "cpu", which: Which = "best") -> "Run":
+    def open(cls, path: str | Path, device: str = "cpu", which: Which | int = "best") -> "Run":
         """Open the run at path with its best (or last) weights, in evaluation mode on device.
 
+        which   best, last, or the step of a checkpoint that was kept
         Raises UserError where path is not a run folder, or anything in it is missing or damaged.
         """
         path = run_folder(path)
@@ -329,8 +350,8 @@ class Run:
         if which == "best" and not _is_named(path, "best"):
             which = "last"  # it was broken off before its first validation
         model = load_weights(checkpoint_folder(path, which), config)
-        report = read_json(path / "report.json") if (path / "report.json").is_file() else {}
-        step = _step_of(path, which)
+        report = read_json(path / "report.json") if (path / "report.json").exists() else {}
+        step = which if isinstance(which, int) else _step_of(path, which)
         return cls(path, config, tokenizer, model.to(device).eval(), step, report)
 
 

@@ -4,6 +4,7 @@ In: what the config asks for. Out: a device, and the rates of its matrix product
 decides and beside which every speed is reported.
 """
 
+import math
 import os
 import time
 
@@ -69,3 +70,11 @@ def choose_precision(wish: Precision, rates: dict[str, float]) -> Precision:
         return wish
     faster = rates["bfloat16"] >= WORTH_ROUNDING * rates["float32"]
     return "bfloat16" if faster else "float32"
+
+
+def memory_bytes() -> float:
+    """Return how much memory this machine has; infinity where it does not say."""
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, OSError, ValueError):  # Windows has no such question
+        return math.inf

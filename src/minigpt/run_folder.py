@@ -140,6 +140,8 @@ def locked(run_dir: Path) -> Iterator[None]:
             f"{run_dir} cannot be written ({error}): check its permissions and the space left"
         ) from None
     try:
+        for path in run_dir.glob(".*.tmp"):  # files that a killed process never finished
+            path.unlink(missing_ok=True)
         yield
     finally:
         lock.release()

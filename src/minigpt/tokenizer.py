@@ -21,14 +21,15 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 
 from minigpt.config import TokenizerConfig, TokenizerKind
 from minigpt.errors import UserError
 from minigpt.files import atomic_write
+from minigpt.reading import read_text
 from minigpt.spelling import Bytes, PlainWords, Prose, Spelling, bytes_of_letters, taken_apart
+from minigpt.tokenizer_file import MOST_BYTES, kind_of
 from minigpt.vocabulary import (
     BOS,
     EOS,
@@ -63,11 +64,12 @@ class Tokenizer:
     def __init__(self, tokenizer_json: str) -> None:
         """Raise UserError where `tokenizer_json` is not a tokenizer of one of the four kinds."""
         self._json = tokenizer_json
+        # First, for the library does whatever it says.
+        self.kind = kind_of(tokenizer_json)
         try:
             self._library = tokenizers.Tokenizer.from_str(tokenizer_json)
         except Exception as error:  # the library raises no narrower class
             raise UserError(f"it is not a tokenizer.json ({error})") from None
-        self.kind = _kind_of(json.loads(tokenizer_json))
         # The text's own "<eos>" is text: only this module ends a document.
         self._library.encode_special_tokens = True
         self.vocab_size = self._library.get_vocab_size()
@@ -98,10 +100,10 @@ class Tokenizer:
     def load(cls, path: Path) -> "Tokenizer":
         """Return what `save` wrote to `path`. Raises UserError where it is missing or damaged."""
         try:
-            return cls(path.read_text(encoding="utf-8"))
+            return cls(read_text(path, MOST_BYTES))
         except FileNotFoundError:
             raise UserError(f"tokenizer {path} does not exist: check the path") from None
-        except (OSError, UnicodeDecodeError, UserError) as error:
+        except (OSError, ValueError) as error:
             why = f"{error}: restore it from a copy"
             raise UserError(f"tokenizer {path} is damaged: {why}") from None
 
@@ -177,7 +179,7 @@ class Tokenizer:
                 title, at a line `<|endoftext|>`, and with the text: with a list of `<eos>` alone.
         """
         if not self._by_words:
-            yield from encode_documents(self._library, lines)
+            yield from encode_documents(self._library, map(_mended, lines))
             return
         for batch in batches(lines):
             yield from map(self._with_eos, self._encode_batch(batch))
@@ -245,7 +247,7 @@ class Tokenizer:
 
     def _encode_batch(self, texts: list[str]) -> list[list[int]]:
         # No text may raise, but the library takes no lone surrogates (they come from file names).
-        texts = [text if text.isascii() else _mended(text) for text in texts]
+        texts = [*map(_mended, texts)]
         if self.kind == "basic_english":
             # The library lowers each letter by itself: only here does a final Σ become ς.
             texts = [text.lower() for text in texts]
@@ -287,22 +289,10 @@ class Speller:
         return self._spelling.rest()
 
 
-def _kind_of(spec: dict[str, Any]) -> TokenizerKind:
-    """Return the kind of a tokenizer.json: each of the four has a build of its own."""
-    model = spec["model"].get("type")
-    if model == "WordLevel":
-        return "basic_english" if spec.get("normalizer") else "wikitext"
-    if model == "BPE" and (spec.get("pre_tokenizer") or {}).get("type") == "ByteLevel":
-        return "bpe"
-    if model == "BPE" and spec["model"].get("byte_fallback"):
-        return "char"
-    raise UserError(f"a {model} tokenizer is none of basic_english, wikitext, bpe and char")
-
-
 def _bytes_of_char(token: str) -> bytes:
     """Return what an entry of the kind char stands for: a character, or a byte written <0xAB>."""
     return bytes([int(token[3:5], 16)]) if _BYTE.fullmatch(token) else token.encode()
 
 
 def _mended(text: str) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
