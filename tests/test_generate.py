@@ -100,6 +100,8 @@ def test_unknown_words_are_never_written_unless_asked_for(kind):
     prompt = "qat zyzzyva"  # nothing but unknown words
     assert set(tokenizer.encode(prompt)) == {tokenizer.unk_id}
     assert "<" not in "".join(generate_text(model, tokenizer, prompt, sampling))
+    (written,) = continuations(model, tokenizer, [prompt], sampling)
+    assert tokenizer.unk_id not in written.ids  # neither written nor drawn and hidden
     asked_for = "".join(generate_text(model, tokenizer, prompt, sampling, Wording(raw=True)))
     assert "<unk>" in asked_for
     assert "<eos>" in asked_for

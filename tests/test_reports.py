@@ -26,6 +26,7 @@ from minigpt.data import TokenStream
 from minigpt.decoding import generate
 from minigpt.evaluate import evaluate
 from minigpt.events import Noted
+from minigpt.generate import Wording, continuations
 from minigpt.model import MiniGPT
 from minigpt.sampling import Sampling
 from minigpt.text import basic_english, get_tokenizer
@@ -196,11 +197,14 @@ def test_a_small_vocabulary_writes_no_unknown_words(tmp_path: Path, no_measuring
     told = Recorder()
     run = minigpt.train(config, tmp_path / "run", on_event=told)
     assert run.tokenizer.vocab_size == 1_000
-    greedy = {"temperature": 0, "max_new_tokens": 50}
-    prompt = torch.tensor([run.tokenizer.encode("w1 w2")])
-    assert int(run.model(prompt)[0, -1].argmax()) == run.tokenizer.unk_id  # what it would like best
-    for sampling in (greedy, {"max_new_tokens": 200}):
-        assert "<unk>" not in minigpt.generate(run, "w1 w2 neverseen", **sampling)
+    for sampling in (Sampling(0, max_new_tokens=50), Sampling(max_new_tokens=200)):
+        usual, raw = (
+            continuations(run.model, run.tokenizer, ["w1 neverseen"], sampling, wording)[0]
+            for wording in (Wording(), Wording(raw=True))
+        )
+        assert raw.ids.count(run.tokenizer.unk_id) > len(raw.ids) / 2  # what it would like best
+        assert run.tokenizer.unk_id not in usual.ids
+        assert "<unk>" not in usual.text
     (line,) = [event.text for event in told.of(Noted) if "<unk>" in event.text]
     assert "--tokenizer.kind bpe or char knows every word" in line
 
