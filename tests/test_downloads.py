@@ -21,6 +21,7 @@ from minigpt import downloads
 from minigpt.catalogue import TEXTS
 from minigpt.corpus import SPLITS, available_offline, open_corpus
 from minigpt.errors import UserError
+from namespaces import within
 
 
 @pytest.fixture
@@ -455,6 +456,63 @@ def test_a_download_that_is_stopped_leaves_nothing_half(
     # The next start finds no lock held and nothing in its way.
     real_hub.drips, real_hub.size = False, story
     assert open_corpus("tinystories").sha256("train") == sha256(real_hub.text.decode())
+
+
+# A disk that takes no more
+
+STOP_AND_GO = """
+import subprocess, sys
+from pathlib import Path
+from minigpt import catalogue, downloads
+from minigpt.corpus import open_corpus
+remount, name, given, cache = sys.argv[1:]
+text = Path(given).read_text()
+real = catalogue.TEXTS[name]
+parts = {s: p._replace(n_bytes=len(text), proof=text.count("\\n")) for s, p in real.parts.items()}
+catalogue.TEXTS[name] = real._replace(parts=parts)
+downloads._fetch = lambda *_, **__: Path(given)
+try:
+    open_corpus(name)
+except ValueError as error:
+    print(error)
+print(*(path.name for path in Path(cache).rglob("*") if path.is_file()))
+subprocess.run(["mount", "-o", remount, cache], check=True)
+print(open_corpus(name).sha256("train"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("mount", "remount", "why", "left"),
+    [
+        # The first file fits, the second does not.
+        ("size=64k", "remount,size=1m", "No space left on device", "TinyStories-train.txt"),
+        ("ro", "remount,rw", "Read-only file system", ""),
+    ],
+)
+def test_a_disk_that_takes_no_more_costs_the_download_alone(
+    elsewhere: Path, mount: str, remount: str, why: str, left: str
+) -> None:
+    text = "Once upon a time .\n" * 2_000
+    given, cache = written(elsewhere / "given.txt", text), elsewhere / "cache"
+    cache.mkdir()
+    done = subprocess.run(
+        [
+            *within(f"mount -t tmpfs -o {mount} none '{cache}'"),
+            *(sys.executable, "-c", STOP_AND_GO, remount, "tinystories", given, str(cache)),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    error, files, digest = done.stdout.splitlines()
+    assert error.startswith("tinystories could not be downloaded (")
+    assert why in error
+    assert error.endswith(
+        "free some space, or set MINIGPT_CACHE and HF_HOME to folders that have it"
+    )
+    assert files == left
+    assert digest == sha256(text)
 
 
 # Data sets of the hub
