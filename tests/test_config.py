@@ -3,7 +3,11 @@
 import dataclasses
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +25,7 @@ from minigpt.config import (
     to_dict,
 )
 from minigpt.errors import UserError, closest
+from tiny import run_config, write_corpus
 
 
 def test_the_presets_of_the_design_are_there_and_valid() -> None:
@@ -112,6 +117,101 @@ def test_a_wrong_key_or_value_is_named(tree: dict[str, object], message: str) ->
         from_dict(Config, tree)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def as_toml(tree: Any) -> str:
+    """Return a tree as TOML, in which none stands for null."""
+    if isinstance(tree, dict):
+        return "{" + ", ".join(f"{as_toml(k)} = {as_toml(v)}" for k, v in tree.items()) + "}"
+    if isinstance(tree, list | tuple):
+        return "[" + ", ".join(map(as_toml, tree)) + "]"
+    if isinstance(tree, bool):
+        return str(tree).lower()
+    if isinstance(tree, int | float):
+        return repr(tree)
+    return json.dumps("none" if tree is None else tree, ensure_ascii=False).replace(
+        "\x7f", "\\u007f"
+    )
+
+
+def toml_file(tree: dict[str, Any]) -> str:
+    return "".join(f"{as_toml(key)} = {as_toml(value)}\n" for key, value in tree.items())
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_resolved_preset_comes_back_from_toml_and_json(name: str, tmp_path: Path) -> None:
+    preset = load_preset(name)
+    model = preset.model.resolved(preset.tokenizer.vocab_size or 33_278)
+    config = dataclasses.replace(preset, model=model)
+    saved = {"mine.toml": toml_file(to_dict(config)), "mine.json": json.dumps(to_dict(config))}
+    for file, text in saved.items():
+        (tmp_path / file).write_text(text, encoding="utf-8")
+        assert load_file(tmp_path / file) == load_file(tmp_path / file, load_preset("mini"))
+        assert load_file(tmp_path / file) == config
+        assert config.model.resolved() == model
+
+
+def weights(run_dir: Path) -> list[bytes]:
+    from minigpt.checkpoint import checkpoint_folder
+
+    last = checkpoint_folder(run_dir, "last")
+    return [(last / f"{name}.safetensors").read_bytes() for name in ("model", "trainer")]
+
+
+@pytest.mark.parametrize("kind", ["json", "toml"])
+def test_what_a_run_resolved_gives_the_same_run_again(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from minigpt import training_state
+    from minigpt.command_line import parse_train
+    from minigpt.train import train
+
+    rates = {"float32": 1.0, "bfloat16": 1.0}  # measuring them takes longer than this run
+    monkeypatch.setattr(training_state, "matrix_rates", lambda device: rates)
+    data = write_corpus(tmp_path / "text.txt")
+    config = run_config(data, validations=1, accumulation=3)
+    train(config, tmp_path / "first")
+    file = tmp_path / "first" / "config.json"
+    resolved = json.loads(file.read_text(encoding="utf-8"))
+    assert resolved["model"]["vocab_size"] > config.model.vocab_size == 0
+    if kind == "toml":
+        file = tmp_path / "resolved.toml"
+        file.write_text(toml_file(resolved), encoding="utf-8")
+    for preset in ([], ["paper"]):
+        _, options = parse_train([*preset, "--config", str(file)], "minigpt train")
+        assert to_dict(options.settings) == to_dict(from_dict(Config, resolved))
+    train(options.settings, tmp_path / "again")
+    assert weights(tmp_path / "again") == weights(tmp_path / "first")
+    saved = [(tmp_path / run / "config.json").read_bytes() for run in ("first", "again")]
+    assert saved[0] == saved[1]
+
+
+@pytest.mark.parametrize("compiled", ["off", pytest.param("on", marks=pytest.mark.slow)])
+def test_two_processes_of_one_seed_train_the_same_weights(compiled: Any, tmp_path: Path) -> None:
+    """Same seed, steps, threads and compile setting; only the order of Python's sets differs."""
+    config = run_config(
+        write_corpus(tmp_path / "text.txt"), steps=4, threads=2, accumulation=2, compile=compiled
+    )
+    assert config.model.dropout
+    (tmp_path / "config.json").write_text(json.dumps(to_dict(config)), encoding="utf-8")
+    program = (
+        "from pathlib import Path; from minigpt import training_state; "
+        "from minigpt.config import load_file; from minigpt.train import train; "
+        # Measuring the machine takes longer than the run.
+        "training_state.matrix_rates = lambda device: {'float32': 1.0, 'bfloat16': 1.0}; "
+        "train(load_file(Path('config.json')), Path(OUT))"
+    )
+    for out, hash_seed in (("a", "1"), ("b", "2")):
+        # Tokenizer and ids anew each time.
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "MINIGPT_CACHE": f"cache-{out}"}
+        command = [sys.executable, "-c", program.replace("OUT", repr(out))]
+        subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+
+    assert weights(tmp_path / "a") == weights(tmp_path / "b")
+    names = ("config.json", "tokenizer.json")
+    assert all(
+        (tmp_path / "a" / n).read_bytes() == (tmp_path / "b" / n).read_bytes() for n in names
+    )
 
 
 @pytest.mark.parametrize("content", [b"seed = ", b"seed = 1\nseed = 2", b"\xff\xfe", None])

@@ -49,6 +49,7 @@ from minigpt.spelling import Prose, taken_apart
 from minigpt.text import basic_english
 from minigpt.tokenizer import Tokenizer
 from minigpt.vocabulary import DOCUMENT_MARK
+from test_config import toml_file
 from test_evaluate import EOS, stream_of
 from test_tokenizer import EXACT, KINDS, TOKENIZERS
 from tiny import MODELS, T, make_model
@@ -148,25 +149,6 @@ def dotted(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
 
 RIGHT = st.lists(st.sampled_from(KEYS).flatmap(setting), max_size=5).map(nested)
 WRONG = st.lists(st.tuples(NAMES, ANYTHING) | NAMES.flatmap(setting), max_size=3).map(nested)
-
-
-def as_toml(tree: Any) -> str:
-    """Return a tree as TOML, in which none stands for null."""
-    if isinstance(tree, dict):
-        return "{" + ", ".join(f"{as_toml(k)} = {as_toml(v)}" for k, v in tree.items()) + "}"
-    if isinstance(tree, list | tuple):
-        return "[" + ", ".join(map(as_toml, tree)) + "]"
-    if isinstance(tree, bool):
-        return str(tree).lower()
-    if isinstance(tree, int | float):
-        return repr(tree)
-    return json.dumps("none" if tree is None else tree, ensure_ascii=False).replace(
-        "\x7f", "\\u007f"
-    )
-
-
-def toml_file(tree: dict[str, Any]) -> str:
-    return "".join(f"{as_toml(key)} = {as_toml(value)}\n" for key, value in tree.items())
 
 
 def read_back(name: str, content: str | bytes) -> Config:
