@@ -19,9 +19,12 @@ from pyarrow import parquet
 
 from minigpt import downloads
 from minigpt.catalogue import TEXTS
+from minigpt.checkpoint import Run
 from minigpt.corpus import SPLITS, available_offline, open_corpus
 from minigpt.errors import UserError
+from minigpt.train import train
 from namespaces import within
+from tiny import run_config
 
 
 @pytest.fixture
@@ -557,13 +560,28 @@ def test_a_data_set_of_the_hub(
     corpus = open_corpus("hf:someone/stories:small")
     # What was loaded can be loaded again, though the data set may change tomorrow.
     assert asked == [("someone/stories", "small", REVISION)]
-    assert corpus.source == f"the Hugging Face hub, revision {REVISION}"
-    open_corpus(f"hf:someone/stories@{'b' * 40}:small")
-    assert asked[1] == ("someone/stories", "small", "b" * 40)
+    assert corpus.name == f"hf:someone/stories@{REVISION}:small"
+    assert open_corpus(corpus.name).name == corpus.name
+    assert asked[1] == asked[0]
+    other = f"hf:someone/stories@{'b' * 40}:small"
+    assert open_corpus(other).name == other
+    assert asked[2][2] == "b" * 40
     lines = [list(corpus.lines(split)) for split in SPLITS]
     assert [len(split) for split in lines] == sizes
     assert len({line for split in lines for line in split}) == sum(sizes)
     assert lines[0][3] == "train 3"
+
+
+def test_a_run_keeps_the_revision_of_its_data_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    at_revision(monkeypatch)
+    found = {"train": datasets.Dataset.from_dict({"text": ["the cat sat on a mat"] * 600})}
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: found)
+    config = run_config(Path("hf:someone/stories"), steps=1, validations=1)
+    train(config, tmp_path / "run")
+    assert Run.open(tmp_path / "run").config.data == f"hf:someone/stories@{REVISION}"
 
 
 def test_a_data_set_without_a_text(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,13 +36,14 @@ class Corpus:
     """A text in three splits."""
 
     name: str
+    """What `open_corpus` finds the same text by; a data set's has its revision."""
     source: str
     """Where it was found, for the user to read."""
     readers: Mapping[Split, Read] = field(repr=False)
 
     def lines(self, split: Split) -> Iterator[str]:
         """Return the lines of `split`, each without its line end. UserError for another split."""
-        if split not in self.readers:
+        if split not in tuple(self.readers):  # whatever it is, a list too
             near = closest(str(split), SPLITS)
             raise UserError(f"split {split} is not known{near}: take train, valid or test")
         return self.readers[split]()
@@ -262,7 +263,7 @@ def _dataset(name: str) -> Corpus:
 
     Where valid or test is missing, the other is halved; where both are, train is cut as a file is.
     """
-    found, source = downloads.open_dataset(name)
+    found, name = downloads.open_dataset(name)
     splits: dict[str, Any] = {
         "train": found.get("train"),
         "valid": next((found[s] for s in ("validation", "valid", "dev") if s in found), None),
@@ -294,7 +295,7 @@ def _dataset(name: str) -> Corpus:
             "valid": part("train", valid, test),
             "test": part("train", test, n_rows),
         }
-    return Corpus(name, source, {split: readers[split] for split in SPLITS})
+    return Corpus(name, "the Hugging Face hub", {split: readers[split] for split in SPLITS})
 
 
 def _rows(rows: Any, column: str) -> Iterator[str]:

@@ -205,9 +205,10 @@ def _chunks(path: Path) -> Iterator[bytes]:
 
 
 def open_dataset(name: str) -> tuple[dict[str, Any], str]:
-    """Return the splits of a data set, and where they are from, with the revision.
+    """Return the splits of a data set, and the name by which just these can be had again.
 
-    name   hf:OWNER/NAME, hf:OWNER/NAME:CONFIG, or hf:OWNER/NAME@REVISION, which never changes
+    name   hf:OWNER/NAME, hf:OWNER/NAME:CONFIG or hf:OWNER/NAME@REVISION:CONFIG; a name without the
+           revision may mean another text tomorrow, and gets the one of today
     Raises UserError where it cannot be had. Only data is read: a script in its place is refused.
     """
     import datasets
@@ -233,8 +234,8 @@ def open_dataset(name: str) -> tuple[dict[str, Any], str]:
                 "or give a .txt file",
             )
         ) from error
-    kept = f"revision {revision}" if revision else "an unknown revision, kept from an earlier time"
-    return found, f"the Hugging Face hub, {kept}"
+    at = f"@{revision}" if revision else ""  # unknown where the client may not ask
+    return found, f"hf:{repository}{at}" + (f":{config}" if config else "")
 
 
 _TEXT_TYPES = ("string", "large_string")

@@ -189,7 +189,7 @@ def new_training(
     rates = matrix_rates(device)
     corpus = open_corpus(config.data)
     tokenizer = fit_tokenizer(corpus, config.tokenizer)
-    config = _decided(config, tokenizer, rates)
+    config = _decided(replace(config, data=corpus.name), tokenizer, rates)
     train_stream = prepare(corpus, "train", tokenizer)
     valid_stream = prepare(corpus, "valid", tokenizer)
     batches = TrainingBatches(
