@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -166,7 +167,37 @@ def test_mistakes_are_told_before_anything_is_made(run: minigpt.Run, tmp_path: P
         minigpt.train(run.config, run.path)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"context": "7"}, "context is '7': it must be a whole number"),
+        ({"context": 2.5}, "context is 2.5: it must be a whole number"),
+        ({"stride": True}, "stride is True: it must be a whole number"),
+        ({"split": 3}, "split 3 is not known"),
+        ({"split": ["valid"]}, r"split \['valid'\] is not known"),
+        ({"text": 3}, "text is 3: give the path of a text file"),
+        ({"text": ""}, "text is '': give the path of a text file"),
+        ({"text": "a.txt", "split": "test"}, "split is test, but the text a.txt is scored whole"),
+        ({"tiers": 3}, "tiers are 3: they must be among"),
+        ({"tiers": [["cache"]]}, r"tiers are \[\['cache'\]\]: they must be among"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_a_users_error(
+    run: minigpt.Run, wrong: dict[str, Any], message: str
+) -> None:
+    calls = [lambda: minigpt.measure(run, **wrong)]
+    if "tiers" not in wrong:
+        calls.append(lambda: minigpt.compare([run, run], **wrong))
+    if not wrong.keys() & {"tiers", "text"}:
+        calls.append(lambda: minigpt.evaluate(run, **wrong))
+    for call in calls:
+        with pytest.raises(minigpt.UserError, match=message):
+            call()
+
+
 def test_the_path_of_a_run_is_not_the_run() -> None:
+    with pytest.raises(minigpt.UserError, match="runs is 3: give a list of two runs or more"):
+        minigpt.compare(3)  # type: ignore[arg-type]
     for call in (minigpt.evaluate, minigpt.generate, minigpt.heads):
         with pytest.raises(minigpt.UserError, match=r"run is 'runs/x': give what minigpt.load or"):
             call("runs/x")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pytest
 import minigpt
 from commands import failed
 from minigpt import cli, corpus, measurement
-from minigpt.config import Config, load_preset
+from minigpt.config import Config, load_preset, to_dict
 from minigpt.errors import UserError
 
 WORDS = [
@@ -254,6 +255,17 @@ def parsed(*argv: str) -> Config:
     return parse_train(argv, "minigpt train")[1].settings
 
 
+def test_the_config_of_a_run_lies_over_a_preset() -> None:
+    file = Path("runs/any/config.json")
+    file.parent.mkdir(parents=True)
+    config = replace(load_preset("mini"), minutes=None, steps=7, seed=5)
+    file.write_text(json.dumps(to_dict(config)), encoding="utf-8")
+    assert parsed("paper", "--config", str(file)) == config
+    assert parsed(f"--config={file}", "--seed", "3", "--minutes=2") == replace(
+        config, seed=3, minutes=2, steps=None
+    )
+
+
 def test_preset_then_file_then_flags(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text("seed = 5\nsteps = 7\n[model]\nd_model = 24\nn_layers = 3\n", encoding="utf-8")
@@ -459,6 +471,28 @@ def test_evaluate_scores_any_text(run_dir: Path, capsys: pytest.CaptureFixture[s
     Path("empty.txt").touch()
     assert "empty" in failed(["evaluate", str(run_dir), "--text", "empty.txt"], capsys)
     failed(["evaluate", str(run_dir), "--text", "nowhere.txt"], capsys)
+    for command in (["evaluate", str(run_dir)], ["compare", str(run_dir), str(run_dir)]):
+        line = failed([*command, "--text", "my [bold] text.txt", "--split", "test"], capsys)
+        assert "split is test, but the text my [bold] text.txt is scored whole: leave" in line
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["evaluate", "run", "--text", ""], "--text is '': it must be a path"),
+        (["compare", "run", "run", "--text="], "--text is '': it must be a path"),
+        (["train", "--out", ""], "--out is '': it must be a path"),
+        (["train", "--config", ""], "--config is '': it must be a path"),
+        (["train", "--config="], "--config is '': it must be a path"),
+        (["train", "--resume="], "--resume is '': it must be a path"),
+        (["evaluate", ""], "RUN is '': it must be a path"),
+        (["train", "--seed", ""], "--seed is '': it must be a whole number"),
+    ],
+)
+def test_nothing_is_no_path(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in failed(argv, capsys)
 
 
 def test_tiers_are_switches(

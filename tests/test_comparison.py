@@ -168,6 +168,8 @@ def test_words_without_a_price_leave_no_ratio(data: Path, tmp_path: Path) -> Non
         assert words["wikitext"] is None
         assert words["bpe"] is not None
         assert rows[1].ratio is rows[1].ratio_interval is None
+        told = printed(compare(order, text=tmp_path / "text.txt", by_word=True))
+        assert "no figure per word for a: words that are read as <unk>" in told
 
 
 def test_a_mistake_names_its_run(data: Path) -> None:

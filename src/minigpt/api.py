@@ -114,7 +114,7 @@ def evaluate(
 
 def measure(
     run: Run,
-    split: Split = "valid",
+    split: Split | None = None,
     *,
     text: str | Path | None = None,
     context: int | None = None,
@@ -123,6 +123,7 @@ def measure(
 ) -> Measurement:
     """Score a run's model as `evaluate` does, and say all that `minigpt evaluate` prints of it.
 
+    split   None: valid
     text    score the whole of this text file instead
     context, stride   as for `evaluate`
     tiers   columns more, each fitted on valid: temperature, cache, dynamic
@@ -134,7 +135,7 @@ def measure(
 
 def compare(
     runs: Sequence[Run],
-    split: Split = "valid",
+    split: Split | None = None,
     *,
     text: str | Path | None = None,
     context: int | None = None,
@@ -143,11 +144,13 @@ def compare(
 ) -> Comparison:
     """Score runs on one split and put them side by side, as ratios to the first with intervals.
 
+    split     None: valid
     text      score the whole of this text file instead
     context, stride   as for `evaluate`
     by_word   compare per word alone, so that their tokens may differ
     Raises UserError, before anything is scored, where texts differ, or tokens without by_word.
     """
+    require(isinstance(runs, Sequence), f"runs is {runs!r}: give a list of two runs or more")
     for run in runs:
         _require_run(run)
     return compare_runs(
@@ -190,7 +193,11 @@ def heads(run: Run, split: Split = "valid", *, n_tokens: int | None = None) -> H
 
 
 def _path(text: str | Path | None) -> Path | None:
-    return None if text is None else Path(text)
+    if text is None:
+        return None
+    named = isinstance(text, str | Path) and text != ""
+    require(named, f"text is {text!r}: give the path of a text file")
+    return Path(text)
 
 
 def _require_run(run: Run) -> None:

@@ -28,6 +28,7 @@ from minigpt.command_line import (
     parse,
     parse_train,
     speak_utf8,
+    split_of,
     utf8,
 )
 from minigpt.command_options import (
@@ -180,7 +181,7 @@ def _evaluate(args: list[str]) -> int:
 
     measured = measure(
         run,
-        options.split,
+        split_of(options, args),
         text=options.text,
         context=options.context,
         stride=options.stride,
@@ -205,7 +206,7 @@ def _compare(args: list[str]) -> int:
 
     comparison = compare(
         [open_run(path, options.device, options.threads) for path in options.runs],
-        options.split,
+        split_of(options, args),
         text=options.text,
         context=options.context,
         stride=options.stride,

@@ -25,7 +25,12 @@ import tyro
 from tyro import _arguments, _errors
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from minigpt.command_options import GenerateOptions, TrainOptions
+from minigpt.command_options import (
+    CompareOptions,
+    EvaluateOptions,
+    GenerateOptions,
+    TrainOptions,
+)
 from minigpt.config import (
     BUDGETS,
     Config,
@@ -43,6 +48,7 @@ from minigpt.sampling import LARGEST
 
 if TYPE_CHECKING:
     from minigpt.checkpoint import Run
+    from minigpt.corpus import Split
     from minigpt.tokenizer import Tokenizer
 
 OptionsT = TypeVar("OptionsT")
@@ -86,8 +92,8 @@ def parse_train(args: Sequence[str], prog: str) -> tuple[str, TrainOptions]:
     given = bool(args) and not args[0].startswith("-")
     preset, flags = (args[0], args[1:]) if given else ("mini", args)
     resume, file = _value_of("--resume", flags), _value_of("--config", flags)
-    base = load_preset(preset) if resume is None else _settings_of(Path(resume))
-    if file is not None:
+    base = _settings_of(Path(resume)) if resume else load_preset(preset)
+    if file:
         base = load_file(Path(file), base)
     if any(_mentions(f"--{budget}", flags) for budget in BUDGETS):
         # A budget given as a flag replaces the one below it; two flags are still one too many.
@@ -113,6 +119,11 @@ def parse_generate(args: Sequence[str], prog: str) -> GenerateOptions:
     options = parse(GenerateOptions, args, prog)
     settings = _settings_of(options.run).sampling
     return parse(GenerateOptions, args, prog, default=GenerateOptions(options.run, settings))
+
+
+def split_of(options: EvaluateOptions | CompareOptions, args: Sequence[str]) -> "Split | None":
+    """Return the split that a user named, or that there is where no text was named instead."""
+    return options.split if options.text is None or _mentions("--split", args) else None
 
 
 def _settings_of(run: Path) -> Config:
@@ -275,9 +286,11 @@ def _number_or_path(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | 
         if options and words[0].lower() == "none":
             return None
         try:
-            return kind(words[0])
+            if words[0]:  # an empty path would mean the folder that one is in
+                return kind(words[0])
         except ValueError:
-            raise ValueError(f"{words[0]}: it must be {_SPOKEN[kind]}") from None
+            pass
+        raise ValueError(f"{words[0] or repr(words[0])}: it must be {_SPOKEN[kind]}")
 
     return PrimitiveConstructorSpec(
         nargs=1,

@@ -34,7 +34,8 @@ class TrainOptions:
 
     settings: Annotated[Config, arg(name="")]
     config: Path | None = None
-    """A TOML file with the same names as the flags, laid over the preset before the flags."""
+    """A TOML file with the same names as the flags, or the config.json of a run, laid over the
+    preset before the flags."""
     out: Path | None = None
     """The run folder; default: runs/PRESET-N, the next N that is free."""
     resume: Path | None = None

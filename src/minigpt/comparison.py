@@ -129,10 +129,11 @@ class Comparison:
                 "context/stride differ, and with them how much each run may look back at: for the "
                 "same give --context and --stride"
             )
-        if any(run.word_perplexity is None for run in self.runs):
+        without = [run.run for run in self.runs if run.word_perplexity is None]
+        if without:
             notes.append(
-                "no figure per word: words that are read as <unk> and are not in train, or train "
-                "is not here"
+                f"no figure per word for {', '.join(without)}: words that are read as <unk> and "
+                "are not in train, or train is not here"
             )
         return Text("\n".join(notes))
 
@@ -143,7 +144,7 @@ def _cell(value: float | None, form: str) -> str:
 
 def compare(
     runs: Sequence[Run],
-    split: Split = "valid",
+    split: Split | None = None,
     *,
     text: Path | None = None,
     context: int | None = None,
@@ -183,7 +184,7 @@ def compare(
 
 
 def _require_comparable(
-    runs: Sequence[Run], split: Split, text: Path | None, *, by_word: bool
+    runs: Sequence[Run], split: Split | None, text: Path | None, *, by_word: bool
 ) -> None:
     """Raise UserError unless there are runs to compare, and what they read can be compared."""
     if len(runs) < 2:

@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral
 from typing import NamedTuple
 
 import numpy as np
@@ -109,6 +110,7 @@ def windows(n_ids: int, context: int, stride: int) -> Iterator[Window]:
 def check_windows(model: MiniGPT, ids: np.ndarray, context: int, stride: int) -> None:
     """Raise UserError for sizes that model cannot be evaluated with, and for an empty text."""
     longest = model.config.context_length
+    _require_whole(context=context, stride=stride)
     require(
         1 <= context <= longest,
         f"context is {context}: it must lie between 1 and the model's {longest}",
@@ -118,6 +120,12 @@ def check_windows(model: MiniGPT, ids: np.ndarray, context: int, stride: int) ->
         f"stride is {stride}: it must lie between 1 and the context {context}",
     )
     require(len(ids) > 0, "the text to evaluate is empty: give one with at least one token")
+
+
+def _require_whole(**sizes: object) -> None:
+    for name, size in sizes.items():
+        whole = isinstance(size, Integral) and not isinstance(size, bool)
+        require(whole, f"{name} is {size!r}: it must be a whole number")
 
 
 class ScoredStates(NamedTuple):
@@ -146,6 +154,7 @@ def scored_states(
     """
     stride = context if stride is None else stride
     check_windows(model, ids, context, stride)
+    _require_whole(batch_size=batch_size)
     require(batch_size >= 1, f"batch size is {batch_size}: it must be at least 1")
     device = next(model.parameters()).device
     with evaluating(model), uncompiled():

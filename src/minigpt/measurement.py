@@ -17,7 +17,7 @@ much by itself. Of the nats of single tokens nothing is kept but their sums over
 A articles · T context
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -174,22 +174,24 @@ def _perplexities(nats: NDArray[np.float64], counts: NDArray[np.int64]) -> list[
 
 
 def open_stream(
-    run: Run, split: Split, text: Path | None = None
+    run: Run, split: Split | None, text: Path | None = None
 ) -> tuple[Corpus, Split, TokenStream]:
     """Return a text as a run reads it, and where it comes from: its own data, or a text file.
 
-    Raises UserError where there is no such data, or no words in it.
+    Raises UserError where both are named, where there is no such data, or no words in it.
     """
-    if text is None:
-        corpus = open_corpus(run.config.data)
-    else:
-        corpus, split = open_text(text), "test"
-    return corpus, split, prepare(corpus, split, run.tokenizer)
+    require(
+        split is None or text is None,
+        f"split is {split}, but the text {text} is scored whole: leave one of them out",
+    )
+    corpus = open_corpus(run.config.data) if text is None else open_text(text)
+    part: Split = (split or "valid") if text is None else "test"
+    return corpus, part, prepare(corpus, part, run.tokenizer)
 
 
 def measure(
     run: Run,
-    split: Split = "valid",
+    split: Split | None = None,
     *,
     text: Path | None = None,
     context: int | None = None,
@@ -200,13 +202,15 @@ def measure(
 ) -> Measurement:
     """Score a run's model on the whole of a split of its data, or on a text file of any other.
 
+    split     None: valid, where there is no text
     context   None: the model's own    stride   None: the context
     tiers     ways of scoring beside the static one
     say       told what is going on, where that takes long
     Raises UserError for sizes out of range, an empty text, and data that cannot be had. A text file
     needs none but itself, tiers apart: without train, no word that is read as `<unk>` has a price.
     """
-    require(set(tiers) <= set(TIERS), f"tiers are {tiers!r}: they must be among {TIERS}")
+    known = isinstance(tiers, Collection) and all(tier in TIERS for tier in tiers)
+    require(known, f"tiers are {tiers!r}: they must be among {TIERS}")
     context = run.config.model.context_length if context is None else context
     windows = Windows(context, context if stride is None else stride, batch_size)
     corpus, part, stream = open_stream(run, split, text)
@@ -219,7 +223,7 @@ def measure(
     articles = count_articles(corpus.lines(part), run.tokenizer, unknown)
     measured = Measurement(
         run=run,
-        split=split if text is None else None,
+        split=part if text is None else None,
         source=run.config.data if text is None else str(text),
         stream=stream,
         windows=windows,
