@@ -155,7 +155,7 @@ def test_a_path_of_any_name(tmp_path: Path, name: str, capsys: pytest.CaptureFix
 
 
 ASCII = {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-NO_HOME = {"HOME": "/nonexistent", "MINIGPT_CACHE": "", "XDG_CACHE_HOME": "", "HF_HOME": ""}
+NO_HOME = {"HOME": "/dev/null", "MINIGPT_CACHE": "", "XDG_CACHE_HOME": "", "HF_HOME": ""}
 NO_COMPILER = {"PATH": "/nonexistent", "CC": "/nonexistent/cc", "CXX": "/nonexistent/c++"}
 READ_ONLY = (f"mount --bind '{ROOT}/src' '{ROOT}/src'", f"mount -o remount,bind,ro '{ROOT}/src'")
 ONE_CORE = ("taskset -p 1 $$ >/dev/null",)
