@@ -149,6 +149,15 @@ def test_top_1_is_greedy_also_among_equals():
     assert list(generate(model, prompt, Sampling(1.9, top_k=1, max_new_tokens=5))) == [0] * 5
 
 
+# minGPT#10: top-k filled with a small positive number.
+@torch.no_grad()
+def test_nothing_beyond_the_top_k_is_drawn_however_hot():
+    model, ids = make_model().eval(), random_ids(2)
+    for next_id in generate(model, ids, Sampling(99.0, top_k=3, max_new_tokens=T - 2)):
+        assert next_id in model(torch.tensor([ids]))[0, -1].topk(3).indices
+        ids = [*ids, next_id]
+
+
 # pytorch/examples#114: dropout on while generating.
 def test_dropout_is_off_and_the_mode_is_as_it_was():
     model, prompt = make_model(), random_ids(5)
