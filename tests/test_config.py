@@ -102,6 +102,11 @@ def test_none_can_be_said_where_a_file_knows_no_null(tmp_path: Path) -> None:
         ({"model": {"d_modle": 1}}, "key model.d_modle is not known (did you mean model.d_model?)"),
         ({"d_model": 1}, "did you mean model.d_model?"),
         ({"model": {"lr": 1}}, "key model.lr is not known"),
+        ({"modle": {"d_model": 3}}, "key modle is not known (did you mean model?): correct it"),
+        ({"optimizer": {}}, "key optimizer is not known (did you mean optim?)"),
+        ({"model": {"n_embd": 3}}, "key model.n_embd is not known (did you mean model.d_model?)"),
+        ({"model": {"seed": 3}}, "key model.seed is not known (did you mean seed?)"),
+        ({"seq_len": 3}, "key seq_len is not known (did you mean model.context_length?)"),
         ({"model": 3}, "key model is 3: it is a table"),
         ({"seed": "x"}, "seed is 'x': it must be a whole number"),
         ({"seed": True}, "seed is True: it must be a whole number"),
@@ -186,6 +191,7 @@ def test_what_a_run_resolved_gives_the_same_run_again(
     assert saved[0] == saved[1]
 
 
+# LLMs-from-scratch#1020: seeded runs that differed.
 @pytest.mark.parametrize("compiled", ["off", pytest.param("on", marks=pytest.mark.slow)])
 def test_two_processes_of_one_seed_train_the_same_weights(compiled: Any, tmp_path: Path) -> None:
     """Same seed, steps, threads and compile setting; only the order of Python's sets differs."""

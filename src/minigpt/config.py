@@ -43,7 +43,12 @@ _ELSEWHERE = {
     "learning_rate": "optim.rate",
     "lr": "optim.rate",
     "n_embd": "model.d_model",
+    "emb_dim": "model.d_model",
+    "embed_dim": "model.d_model",
+    "hidden_size": "model.d_model",
     "block_size": "model.context_length",
+    "seq_len": "model.context_length",
+    "bptt": "model.context_length",
     "max_iters": "steps",
 }
 
@@ -62,7 +67,10 @@ def closest_key(name: str, keys: Iterable[str]) -> str:
     last = {key.rpartition(".")[2]: whole[key] for key in reversed(whole)}
     foreign = {theirs: whole[ours] for theirs, ours in _ELSEWHERE.items() if ours in whole}
     spoken = {**foreign, **last, **whole}
-    near = difflib.get_close_matches(_plain(name), spoken, n=1, cutoff=0.6)
+    plain = _plain(name)
+    # A right name in a wrong table is nearer than any other name in that one.
+    _, _, end = plain.rpartition(".")
+    near = [end] if end in spoken else difflib.get_close_matches(plain, spoken, n=1, cutoff=0.6)
     return f" (did you mean {spoken[near[0]]}?)" if near else ""
 
 
@@ -439,7 +447,7 @@ def from_dict(
     values: dict[str, Any] = {}
     for key, value in tree.items():
         if key not in hints:
-            near = closest_key(path + key, key_names(Config))
+            near = closest_key(path + key, _names_like(value))
             raise UserError(f"key {path}{key} is not known{near}: correct it or take it out")
         is_table = dataclasses.is_dataclass(hints[key])
         if is_table and isinstance(value, Mapping):
@@ -456,6 +464,13 @@ def from_dict(
         # A new budget takes the place of the old one; it does not come beside it.
         values = {**dict.fromkeys(BUDGETS), **values}
     return dataclasses.replace(base, **values) if base is not None else kind(**values)  # type: ignore[type-var]
+
+
+def _names_like(value: Any) -> list[str]:
+    """Return what the key of a value may have been meant to be: a table, or else a setting."""
+    hints = typing.get_type_hints(Config)
+    tables = [name for name, hint in hints.items() if dataclasses.is_dataclass(hint)]
+    return tables if isinstance(value, Mapping) else key_names(Config)
 
 
 def _convert(value: Any, hint: Any, name: str) -> Any:
