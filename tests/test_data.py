@@ -1,5 +1,9 @@
 """Ids on disk are those of the text, and every window of them is seen once an epoch."""
 
+import os
+import re
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -229,3 +233,52 @@ def test_no_line_of_valid_is_trained_on(wikitext2: Path, tmp_path: Path) -> None
     text, width = train.ids.tobytes(), 64
     for start in range(0, len(valid.ids) - width, 9973):
         assert valid.ids[start : start + width].tobytes() not in text
+
+
+# Memory
+
+
+SMALL_MODEL = "--model.d-model 16 --model.n-heads 2 --model.n-layers 1 --model.d-ff 24"
+SMALL_MODEL += " --tokenizer.kind wikitext --tokenizer.vocab-size 997 --validations 1"
+
+
+def peak_of(argv: list[str], environment: dict[str, str]) -> int:
+    """Return the most bytes of its own that a command held.
+
+    Mapped files are left out: the system takes their pages back at any time.
+    """
+    peak = 0
+    with subprocess.Popen(
+        [sys.executable, "-m", "minigpt", *argv],
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        status = Path(f"/proc/{process.pid}/status")
+        while process.poll() is None:
+            found = re.search(r"RssAnon:\s+(\d+) kB", status.read_text())
+            peak = max(peak, int(found[1]) << 10) if found else peak
+            time.sleep(0.05)
+    assert process.returncode == 0
+    return peak
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc/PID/status")
+def test_half_a_gigabyte_of_text_passes_through_a_little_memory(
+    wikitext2: Path, tmp_path: Path
+) -> None:
+    """Lines in, ids out, a few steps on them: never the whole text, nor its ids, in memory."""
+    text = (wikitext2 / "wiki.train.tokens").read_bytes()
+    peaks = []
+    for n_bytes in (1 << 20, 512 << 20):
+        data = tmp_path / "text.txt"
+        with data.open("wb") as file:
+            for _ in range(-(-n_bytes // len(text))):
+                file.write(text[:n_bytes])
+        run = str(tmp_path / f"run{n_bytes}")
+        argv = ["train", "mini", "--data", str(data), "--out", run, "--steps", "3"]
+        peaks.append(peak_of([*argv, *SMALL_MODEL.split()], {"MINIGPT_CACHE": str(tmp_path)}))
+    small, large = peaks
+    print(f"{small >> 20} MiB for 1 MiB of text, {large >> 20} for 512")
+    assert large - small < 64 << 20
