@@ -85,9 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _prepare_process() -> None:
     """Make the process able to name any file, to print, and to clean up when told to end."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever started it, as in `minigpt … >&-`
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+    # None where whoever started it closed it, as in `minigpt … >&-`.
+    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     if not sys.flags.utf8_mode and sys.getfilesystemencoding() != "utf-8":
         # A locale of ASCII (LC_ALL=C with UTF-8 mode off): a path in Chinese could not be opened.
         os.execv(sys.executable, [sys.executable, "-X", "utf8", "-m", "minigpt", *sys.argv[1:]])
