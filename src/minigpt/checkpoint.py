@@ -51,6 +51,7 @@ _UNFIT = (
     AttributeError,
     LookupError,
     MemoryError,
+    OSError,
     OverflowError,
     RuntimeError,
     TypeError,
@@ -103,7 +104,7 @@ def _remove_old(folder: Path, in_use: set[str], keep: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
     others = [path for path in folder.glob("[0-9]*") if path.name not in in_use]
     others.sort(key=lambda path: [int(n) if n.isdecimal() else -1 for n in path.name.split("-")])
-    for path in others[: len(others) - keep]:
+    for path in others[: max(0, len(others) - keep)]:
         _remove(path)
 
 
@@ -227,7 +228,8 @@ def checkpoint_folder(run_dir: Path, which: Which | int) -> Path:
     if isinstance(which, int):
         return _whole(run_dir / "checkpoints" / _kept(run_dir, which))
     if not _is_named(run_dir, which):
-        if _is_named(run_dir, "best"):
+        is_given_away = not any((run_dir / "checkpoints").glob(f"[0-9]*/{_TRAINER}"))
+        if is_given_away and _is_named(run_dir, "best"):
             raise UserError(
                 f"{run_dir} has its best weights alone, not the state of its training, so it "
                 "cannot be resumed: train anew"
@@ -264,7 +266,11 @@ def _whole(folder: Path) -> Path:
         # A file with holes takes no room on the disk, but its hash hours.
         if path.stat().st_size > memory_bytes() / 2:
             raise UserError(f"{path} is too large for this machine: take one with more memory")
-        if noted != {"size": path.stat().st_size, "sha256": _sha256(path)}:
+        try:
+            found = {"size": path.stat().st_size, "sha256": _sha256(path)}
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({error}): restore it from a copy") from None
+        if noted != found:
             raise UserError(f"{path} is damaged (size or sha256 differ): restore it from a copy")
     return folder
 

@@ -139,6 +139,7 @@ class Report:
         started, valid = self.started, event.valid
         report = {
             **event.report,
+            "loss_spikes": self.advice.n_spikes,
             "valid": None if valid is None else dataclasses.asdict(valid) | figures(valid),
             "versions": versions(),
             "hardware": hardware(),
@@ -149,6 +150,10 @@ class Report:
         if valid is not None and started is not None:
             text += f": best valid {spoken(valid, started.tokenizer)}"
         self.line.say(text)
+        if skipped := event.report.get("skipped_steps"):
+            self.line.say(f"{skipped:,} steps were skipped, since their gradient was not finite")
+        if self.advice.n_spikes > 1:
+            self.line.say(f"the loss jumped {self.advice.n_spikes:,} times")
         _write(self.run_dir / "report.json", to_json(report, indent=2) + "\n")
 
 
@@ -255,22 +260,25 @@ class ProgressLine:
         )
 
 
+# A loss this far above the running mean, in its standard deviations and in nats, is no chance.
+SPIKE_DEVIATIONS, SPIKE_NATS = 6.0, 0.5
+# Before this many losses their mean still falls too fast to be compared with.
+LOSSES_BEFORE_SPIKES = 50
+
+
 class Advice:
     """What an experienced person would say when looking over your shoulder, each thing once."""
 
     def __init__(self) -> None:
         self.best_valid, self.train_at_best = math.inf, math.inf
         self.warned: set[str] = set()
+        self.n_losses, self.mean, self.variance = 0, 0.0, 0.0  # running, over some 50 steps
+        self.n_spikes = 0
 
     def __call__(self, event: Event) -> list[str]:
         """Return the lines that this event calls for: none, as a rule."""
         if isinstance(event, Stepped):
-            if math.isfinite(event.loss) or not self.is_first("not finite"):
-                return []
-            return [
-                f"the loss at step {event.step:,} is not finite: if it stays so, lower "
-                "--optim.rate and --optim.matrix-rate, or lengthen --optim.warm-up"
-            ]
+            return self._on_loss(event)
         if not isinstance(event, Validated):
             return []
         valid = event.score.loss
@@ -282,6 +290,36 @@ class Advice:
                 "checkpoint is kept; try a higher --model.dropout, a smaller model, or more text"
             ]
         return []
+
+    def _on_loss(self, event: Stepped) -> list[str]:
+        """Say that a loss is not finite, or jumped; count the jumps."""
+        if not math.isfinite(event.loss):
+            if not self.is_first("not finite"):
+                return []
+            return [
+                f"the loss at step {event.step:,} is not finite: if it stays so, lower "
+                "--optim.rate and --optim.matrix-rate, or lengthen --optim.warm-up"
+            ]
+        above = event.loss - self.mean
+        is_spike = self.n_losses >= LOSSES_BEFORE_SPIKES and above > max(
+            SPIKE_NATS, SPIKE_DEVIATIONS * math.sqrt(self.variance)
+        )
+        lines = []
+        if is_spike:
+            self.n_spikes += 1
+            if self.is_first("spike"):
+                lines.append(
+                    f"the loss jumped from {self.mean:.2f} to {event.loss:.2f} at step "
+                    f"{event.step:,}: once does no harm; if it happens again and again, lower "
+                    "--optim.rate and --optim.matrix-rate"
+                )
+            above = min(above, SPIKE_NATS)  # one jump must not hide the next
+        # Of few losses the plain mean, of many the running one.
+        share = 1 / min(self.n_losses + 1, LOSSES_BEFORE_SPIKES)
+        self.n_losses += 1
+        self.mean += share * above
+        self.variance += share * (above * above - self.variance)
+        return lines
 
     def is_first(self, name: str) -> bool:
         """Is `name` said for the first time? From now on it has been."""
