@@ -167,6 +167,7 @@ def test_an_overwrite_that_was_killed_can_be_asked_for_again(corpus, tmp_path):
 # ---- two trainings in one folder
 
 
+# LLMs-from-scratch#375: several processes, where today there can be one.
 def test_two_trainings_in_one_folder_are_refused(corpus, tmp_path):
     refused = []
 
