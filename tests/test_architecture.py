@@ -172,7 +172,6 @@ def test_only_the_command_line_prints(name: str) -> None:
     assert name in ("cli", "cli_generate", "console") or not used
 
 
-# PyTorchStepByStep#61: pickles that PyTorch 2.6 refuses.
 # What runs text, bytes or a pickle as a program, by any of its names, and what leads there.
 EXECUTING = {"eval", "exec", "compile", "__import__", "__builtins__", "__loader__", "__spec__"}
 EXECUTING_MODULES = {"pickle", "_pickle", "cPickle", "pickletools", "dill", "cloudpickle", "joblib"}
