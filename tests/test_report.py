@@ -250,6 +250,37 @@ def test_a_loss_that_is_not_finite_is_told_once(run_dir, loss, open_report):
     assert report.line.loss == 5.0
 
 
+def spikes(*losses: float) -> tuple[list[str], int]:
+    """Return what is said of a run with these losses at its end, and how many jumps are counted."""
+    advisor, found = Advice(), []
+    falling = [3 + 5 * math.exp(-step / 30) + 0.1 * math.sin(5 * step) for step in range(200)]
+    for step, loss in enumerate([*falling, *losses], start=1):
+        found += advisor(stepped(step, loss))
+    return found, advisor.n_spikes
+
+
+def test_a_jump_of_the_loss_is_told_once_and_counted():
+    found, count = spikes(7.0, 3.0, 3.1, 6.5, 3.0)
+    assert count == 2
+    assert len(found) == 1
+    assert "jumped from 3." in found[0]
+    assert "to 7.00 at step 201" in found[0]
+
+
+@pytest.mark.parametrize(
+    "losses", [(), (3.4, 3.4, 3.4), (2.0, 1.0), tuple(3 + 0.02 * step for step in range(200))]
+)
+def test_a_loss_that_only_wanders_is_no_jump(losses):
+    assert spikes(*losses) == ([], 0)
+
+
+def test_the_end_says_how_many_steps_were_skipped(run_dir, open_report):
+    report = open_report()
+    report(started(run_dir))
+    report(Finished(9, 3.0, None, "non-finite", False, {"steps": 9, "skipped_steps": 5}))
+    assert "5 steps were skipped, since their gradient was not finite" in shown(report)
+
+
 def test_a_model_that_diverged_does_not_end_the_run(run_dir, open_report):
     report, start = open_report(), started(run_dir)
     event = validated(start, 5, math.nan)

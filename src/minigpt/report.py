@@ -260,7 +260,7 @@ class ProgressLine:
         )
 
 
-# A loss this far above the running mean, in its standard deviations and in nats, is no chance.
+# A loss this far above the running mean, in deviations of those above it and in nats, is no chance.
 SPIKE_DEVIATIONS, SPIKE_NATS = 6.0, 0.5
 # Before this many losses their mean still falls too fast to be compared with.
 LOSSES_BEFORE_SPIKES = 50
@@ -316,9 +316,10 @@ class Advice:
             above = min(above, SPIKE_NATS)  # one jump must not hide the next
         # Of few losses the plain mean, of many the running one.
         share = 1 / min(self.n_losses + 1, LOSSES_BEFORE_SPIKES)
-        self.n_losses += 1
         self.mean += share * above
-        self.variance += share * (above * above - self.variance)
+        if self.n_losses:  # the first has no mean to be away from; below it, a loss does its duty
+            self.variance += share * (max(above, 0.0) ** 2 - self.variance)
+        self.n_losses += 1
         return lines
 
     def is_first(self, name: str) -> bool:
