@@ -188,7 +188,7 @@ def test_any_tree_is_a_config_or_one_line(tree: dict[str, Any]) -> None:
         read_back("any.json", content)
 
 
-@tries(150)
+@tries(200)
 @given(
     st.sampled_from(["a.toml", "a.json"]),
     st.binary(max_size=40)
@@ -248,7 +248,7 @@ TEXTS = st.text(max_size=40) | st.lists(
 ).map("".join)
 
 
-@tries(60)
+@tries(150)
 @given(
     kind=st.sampled_from(KINDS),
     size=st.integers(257, 290) | st.just(0),
@@ -300,7 +300,7 @@ def test_half_a_character_is_no_text_to_learn_from(kind: Any, lines: list[str]) 
         assert {*streamed} <= {*range(TOKENIZERS[kind].vocab_size)}
 
 
-@tries(150)
+@tries(200)
 @given(TEXTS)
 def test_basic_english_is_that_of_the_classic_rules(text: str) -> None:
     line = "".join(c for c in text if c.isascii() or c.isprintable()).replace("\n", " ")
@@ -356,7 +356,7 @@ def test_any_file_is_three_splits_or_one_line(content: bytes) -> None:
         require_parts(open_corpus(str(path)), content)
 
 
-@tries(80)
+@tries(120)
 @given(
     st.dictionaries(FILE_NAMES, FILES | st.none(), max_size=5)
     | st.fixed_dictionaries({f"{split}.txt": FILES for split in SPLITS})
@@ -529,7 +529,7 @@ def plain_loop(ids: np.ndarray, context: int) -> float:
     return nats
 
 
-@tries(40)
+@tries(80)
 @given(
     n=st.integers(0, 90),
     context=st.integers(-1, T + 1),
@@ -585,7 +585,7 @@ def test_any_lines_of_metrics_are_read_or_passed_over(lines: list[bytes], step: 
         assert to_json(list(read_metrics(path))) == to_json(kept)
 
 
-@tries(200)
+@tries(300)
 @given(
     text=st.text("ab<", max_size=20),
     cuts=st.lists(st.integers(0, 20), max_size=6),
