@@ -9,8 +9,10 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 from importlib.machinery import ModuleSpec
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,8 @@ import pytest
 import minigpt
 from commands import failed
 from minigpt import cli
+from minigpt.config import TokenizerConfig
+from minigpt.tokenizer import Tokenizer
 from namespaces import within
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -109,9 +113,22 @@ def test_any_text_is_learned_from(
     assert cli.main(["generate", "run", "--prompt", "", "--max-new-tokens", "3"]) == 0
 
 
+def test_a_long_line_without_blanks_is_learned_in_seconds(tmp_path: Path) -> None:
+    """Merges take the square of a word's length: this one would take half a minute."""
+    text = "".join(chr(0x4E00 + i * i % 1_009) for i in range(100_000))
+    began_at = time.process_time()
+    tokenizer = Tokenizer.train(TokenizerConfig("bpe", 400), lambda: [text])
+    assert time.process_time() - began_at < 8
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert len(ids) < 3 * len(text) - 1_000, "it has learned to merge"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", SIZES)
-@pytest.mark.parametrize("word", ["cat ", "语"])
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [*product(("cat ", "语言 "), SIZES), ("语", "bpe"), ("语", "char")],
+)
 def test_three_megabytes_on_one_line(tmp_path: Path, word: str, kind: str) -> None:
     line = word * (3_000_000 // len(word.encode()))
     assert cli.main(trained(written(tmp_path / "text.txt", line), kind)) == 0

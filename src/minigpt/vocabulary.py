@@ -41,6 +41,10 @@ _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 # 100 MB, and the library needs a hundred times the memory of what it reads at once).
 _BATCH_CHARACTERS = 1 << 19
 _CUT = re.compile(r"(?<=\w) (?=\w)")
+# Merges are learnt in a time that grows with the square of a word: a megabyte without a blank, as
+# Chinese may be, would take an hour.
+_LONGEST_WORD = 1_000
+_LONG_WORD = re.compile(rf"\S{{{_LONGEST_WORD}}}(?=\S)")
 
 
 def learn(config: TokenizerConfig, lines: Lines) -> Tokenizer:
@@ -137,7 +141,8 @@ def _learn_bpe(vocab_size: int, lines: Lines) -> Tokenizer:
         part
         for line in lines()
         for text in re.split(f" ?{UNK}", line + "\n")
-        for part in _cut(text)  # a line may be a whole book
+        for book in _cut(text)  # a line may be one
+        for part in _with_short_words(book)
     )
     learner.train_from_iterator(parts, trainer)
     learnt = json.loads(learner.to_str())["model"]
@@ -147,6 +152,16 @@ def _learn_bpe(vocab_size: int, lines: Lines) -> Tokenizer:
     counts = Counter(chain.from_iterable(encode_documents(first, lines())))
     by_token = {token: counts[i] for token, i in first.get_vocab().items()}
     return _byte_level(most_frequent_first(by_token), merges, added)
+
+
+def _with_short_words(text: str) -> Iterator[str]:
+    """Yield `text` in parts, none of them with a word longer than _LONGEST_WORD."""
+    start = 0
+    if len(text) > _LONGEST_WORD:
+        for word in _LONG_WORD.finditer(text):
+            yield text[start : word.end()]
+            start = word.end()
+    yield text[start:]
 
 
 def _byte_level(
