@@ -11,7 +11,7 @@ import json
 import math
 import os
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,6 +32,7 @@ from minigpt.config import (
     from_dict,
     key_names,
     load_file,
+    load_preset,
     preset_names,
     to_dict,
 )
@@ -220,11 +221,42 @@ WORDS = (
     | PLAIN_WORDS
 )
 
-RIGHT_WORDS = RIGHT.map(lambda tree: [f"--{k}={v}" for k, v in sorted(dotted(tree))])
+
+def as_flags(tree: dict[str, Any]) -> list[str]:
+    words = []
+    for key, value in dotted(tree):
+        if isinstance(value, bool):
+            table, _, name = key.rpartition(".")
+            words.append(f"--{table}.{'' if value else 'no-'}{name}")
+        elif isinstance(value, list):
+            words += [f"--{key}", *map(str, value)]
+        else:
+            words.append(f"--{key}={value}")
+    return words
+
+
+def settings_or_refusal(read: Callable[[], Config]) -> Config | None:
+    with one_line_or_none():
+        return read()
+    return None
 
 
 @tries(60)
-@given(st.lists(WORDS, max_size=5) | RIGHT_WORDS)
+@given(RIGHT)
+@example({"steps": None})
+@example({"minutes": "none"})
+@example({"epochs": 2, "steps": None})
+def test_flags_and_a_file_say_the_same(tree: dict[str, Any]) -> None:
+    assume(tree.get("model", {}).get("cutoffs") != [])  # which no flag can say
+    preset = load_preset("mini")
+    by_file = settings_or_refusal(lambda: from_dict(Config, tree, preset))
+    words = ["mini", *as_flags(tree)]
+    by_flags = settings_or_refusal(lambda: parse_train(words, "minigpt train")[1].settings)
+    assert by_flags == by_file
+
+
+@tries(60)
+@given(st.lists(WORDS, max_size=5) | RIGHT.map(as_flags))
 def test_any_command_line_is_read_or_refused_in_one_line(words: list[str]) -> None:
     words = [word.replace("\0", "") for word in words]  # which no argument can hold
     for read in (parse_train, parse_generate):

@@ -95,7 +95,8 @@ def parse_train(args: Sequence[str], prog: str) -> tuple[str, TrainOptions]:
     base = _settings_of(Path(resume)) if resume else load_preset(preset)
     if file:
         base = load_file(Path(file), base)
-    if any(_mentions(f"--{budget}", flags) for budget in BUDGETS):
+    given_budgets = [f"--{budget}" for budget in BUDGETS if _mentions(f"--{budget}", flags)]
+    if any((_value_of(flag, flags) or "").lower() != "none" for flag in given_budgets):
         # A budget given as a flag replaces the one below it; two flags are still one too many.
         base = dataclasses.replace(base, minutes=None, epochs=None, steps=None)
     options = parse(
