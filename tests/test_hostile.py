@@ -21,12 +21,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from minigpt import cli, machine, training_state
+from minigpt import cli, machine, tokenizer, training_state
 from minigpt.checkpoint import Run
-from minigpt.config import Config, from_dict
+from minigpt.config import Config, TokenizerConfig, from_dict
 from minigpt.errors import UserError
 from minigpt.run_folder import read_config
+from minigpt.tokenizer import Tokenizer
 from minigpt.train import resume, train
+from minigpt.vocabulary import learn
 from tiny import run_config, write_corpus
 
 STEP = "checkpoints/3"
@@ -228,7 +230,8 @@ def edit_tensor(path: Path, edit: tuple[int, str]) -> None:
 def sign(run_dir: Path) -> None:
     """Note sizes and hashes of what is there, as whoever made the files would."""
     manifest = run_dir / STEP / "trainer.json"
-    if not all((run_dir / name).is_file() for name in [*TENSORS, f"{STEP}/trainer.json"]):
+    needed = [*TENSORS, f"{STEP}/trainer.json", "tokenizer.json"]
+    if not all((run_dir / name).is_file() for name in needed):
         return  # a pipe would wait for whoever writes to it
     with contextlib.suppress(OSError, ValueError, TypeError):  # there may be nothing to sign
         tree = json.loads(manifest.read_bytes())
@@ -237,6 +240,8 @@ def sign(run_dir: Path) -> None:
             name: {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
             for name, content in contents.items()
         }
+        spelt = (run_dir / "tokenizer.json").read_bytes()
+        tree["tokenizer"] = hashlib.sha256(spelt).hexdigest()
         manifest.write_text(json.dumps(tree))
 
 
@@ -350,11 +355,12 @@ def copy_of(original: Path, damage: Damage, signed: bool) -> Path:
     return run_dir
 
 
-def require_as_it_was(run: Run, whole: Run, changed: set[str]) -> None:
+def require_as_it_was(run: Run, whole: Run, changed: set[str], signed: bool) -> None:
     """Each part comes from a file that is as it was, or is what another file says in plain words.
 
     Nobody can know of a person's config.json that it said something else once.
     """
+    assert signed or not changed & {"tokenizer.json", *TENSORS}
     if "config.json" in changed:
         tree = json.loads((run.path / "config.json").read_text(encoding="utf-8"))
         assert run.config == from_dict(Config, tree)
@@ -392,7 +398,7 @@ def test_a_folder_opens_as_it_was_or_is_refused_in_one_line(
     except UserError as error:
         require_one_line(str(error))
         return
-    require_as_it_was(run, Run.open(original), changed_files(original, run_dir))
+    require_as_it_was(run, Run.open(original), changed_files(original, run_dir), signed)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -500,6 +506,33 @@ def test_what_is_no_file_or_too_large_a_one_is_refused_at_once(
             resume(run_dir)
 
 
+def test_the_words_of_another_run_are_refused(original: Path) -> None:
+    """As many of them, so that all fits: every word would be another."""
+    run_dir = copy_of(original, Damage("put_beside", "config.json", ""), signed=False)
+    text = (run_dir / "tokenizer.json").read_text()
+    for one, other in (("w1", "w"), ("w2", "w1"), ("w", "w2")):
+        text = text.replace(f'"{one}"', f'"{other}"')
+    (run_dir / "tokenizer.json").write_text(text)
+    for door in (Run.open, resume):
+        with pytest.raises(UserError, match="is not the one that the run learned with"):
+            door(run_dir)
+
+
+def test_a_run_that_lost_a_name_is_not_told_to_begin_anew(original: Path) -> None:
+    run_dir = copy_of(original, Damage("lose", "last.json", None), signed=False)
+    with pytest.raises(UserError, match=r"last\.json is missing: restore it"):
+        resume(run_dir)
+
+
+def test_no_tokenizer_is_made_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TokenizerConfig("wikitext", 0)
+    size = len(learn(config, lambda: ["a b"]).to_str(pretty=True))
+    monkeypatch.setattr(tokenizer, "MOST_BYTES", size)
+    assert Tokenizer.train(config, lambda: ["a b"]).vocab_size == 4
+    with pytest.raises(UserError, match=r"5 entries, more than .* set tokenizer\.vocab_size"):
+        Tokenizer.train(config, lambda: ["a b c"])
+
+
 def test_a_file_with_holes_is_not_read_to_its_end(original: Path) -> None:
     run_dir = copy_of(original, Damage("cut", "report.json", 0), signed=False)
     for name in TENSORS:
@@ -513,7 +546,7 @@ def test_a_file_with_holes_is_not_read_to_its_end(original: Path) -> None:
 def test_weights_may_be_of_any_float_and_nothing_else(original: Path, dtype: str) -> None:
     run_dir = copy_of(original, Damage("edit_tensor", TENSORS[0], (0, dtype)), signed=True)
     if "float" in dtype:
-        require_as_it_was(Run.open(run_dir), Run.open(original), {TENSORS[0]})
+        require_as_it_was(Run.open(run_dir), Run.open(original), {TENSORS[0]}, signed=True)
     else:
         with pytest.raises(UserError, match=r"does not fit its config.json .* in (I|U|B)"):
             Run.open(run_dir)
@@ -578,7 +611,7 @@ def test_a_run_that_goes_on_writes_and_removes_nothing_elsewhere(
 
 def test_a_link_to_a_file_is_a_file_to_who_only_reads(original: Path) -> None:
     run_dir = copy_of(original, Damage("put_in_place", "config.json", "copy elsewhere"), False)
-    require_as_it_was(Run.open(run_dir), Run.open(original), set())
+    require_as_it_was(Run.open(run_dir), Run.open(original), set(), signed=False)
 
 
 def test_a_value_of_a_strangers_does_not_reach_the_terminal_as_it_is(original: Path) -> None:

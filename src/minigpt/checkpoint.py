@@ -4,7 +4,8 @@ In: models, optimizers and plain values. Out: files in a run folder, and back.
 
     checkpoints/STEP/model.safetensors   weights
                      trainer.safetensors optimizer states, random generators
-                     trainer.json        step, clock, best figure; sizes and hashes of the other two
+                     trainer.json        step, clock, best figure; sizes and hashes of the other
+                                         two, and the hash of tokenizer.json
 
 A run that is given away (`release`) has its best weights alone, in half precision: it can be used,
 and not resumed. One comes with the package, by the name of "demo".
@@ -137,8 +138,13 @@ def _write_files(
         save_file(tensors, str(folder / _TRAINER))
     except SafetensorError as error:  # its word for a full disk too
         raise OSError(str(error)) from error
-    files = _noted(folder, [_WEIGHTS, _TRAINER])
-    write_json(folder / "trainer.json", {**trainer, "optimizers": states, "files": files})
+    written = {
+        **trainer,
+        "optimizers": states,
+        "files": _noted(folder, [_WEIGHTS, _TRAINER]),
+        "tokenizer": _sha256_of_tokenizer(folder),
+    }
+    write_json(folder / "trainer.json", written)
     for path in folder.iterdir():
         _flush(path)
     _flush(folder)
@@ -166,6 +172,25 @@ def _flush(path: Path) -> None:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sha256_of_tokenizer(folder: Path) -> str | None:
+    """Return the hash of the tokenizer.json of a checkpoint's run; None where it is gone."""
+    path = folder.parents[1] / "tokenizer.json"
+    return _sha256(path) if path.is_file() else None
+
+
+def _require_its_tokenizer(folder: Path) -> None:
+    """Raise UserError where the run's tokenizer is not the one that the weights know.
+
+    Another of the same size would open, and every word would be another. Runs of before noted none.
+    """
+    noted = read_json(folder / "trainer.json").get("tokenizer")
+    if noted is not None and noted != _sha256_of_tokenizer(folder):
+        raise UserError(
+            f"{folder.parents[1] / 'tokenizer.json'} is not the one that the run learned with (its "
+            "sha256 differs): restore it from a copy"
+        )
 
 
 def _is_named(run_dir: Path, name: str) -> bool:
@@ -300,6 +325,7 @@ def load_trainer(folder: Path, optimizers: list[Optimizer]) -> dict[str, Any]:
     part of has links: a run that goes on writes there, and removes its old checkpoints.
     """
     _require_no_links(folder)
+    _require_its_tokenizer(folder)
     trainer = read_json(folder / "trainer.json")
     try:
         check_states(folder / _TRAINER, optimizers)
@@ -355,7 +381,9 @@ class Run:
         tokenizer = read_tokenizer(path, config)
         if which == "best" and not _is_named(path, "best"):
             which = "last"  # it was broken off before its first validation
-        model = load_weights(checkpoint_folder(path, which), config)
+        folder = checkpoint_folder(path, which)
+        _require_its_tokenizer(folder)
+        model = load_weights(folder, config)
         report = read_json(path / "report.json") if (path / "report.json").exists() else {}
         step = which if isinstance(which, int) else _step_of(path, which)
         return cls(path, config, tokenizer, model.to(device).eval(), step, report)
@@ -370,6 +398,7 @@ def release(run: Run, folder: Path) -> None:
     with new_run_folder(folder, run.config, run.tokenizer, overwrite=False):
         inner.mkdir()
         save_model(copy.deepcopy(run.model).half(), str(inner / _WEIGHTS))
-        write_json(inner / "trainer.json", {"step": run.step, "files": _noted(inner, [_WEIGHTS])})
+        noted = {"files": _noted(inner, [_WEIGHTS]), "tokenizer": _sha256_of_tokenizer(inner)}
+        write_json(inner / "trainer.json", {"step": run.step, **noted})
         write_json(folder / "best.json", {"step": run.step, "folder": str(run.step)})
         write_json(folder / "report.json", run.report)

@@ -92,9 +92,17 @@ class Tokenizer:
     def train(cls, config: TokenizerConfig, lines: Lines) -> "Tokenizer":
         """Learn the vocabulary of `lines`, which may be called twice. Same lines, same ids.
 
-        Raises UserError where vocab_size has no room for what the kind cannot do without.
+        Raises UserError where vocab_size has no room for what the kind cannot do without, and for
+        more words than `load` would take.
         """
-        return cls(learn(config, lines).to_str(pretty=True))
+        library = learn(config, lines)
+        spelt = library.to_str(pretty=True)
+        if len(spelt.encode()) > MOST_BYTES:
+            raise UserError(
+                f"the vocabulary has {library.get_vocab_size():,} entries, more than "
+                f"{MOST_BYTES:,} bytes of tokenizer.json: set tokenizer.vocab_size"
+            )
+        return cls(spelt)
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
