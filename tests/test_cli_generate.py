@@ -324,3 +324,22 @@ def test_a_mark_before_a_piped_text_is_no_part_of_it(
         monkeypatch.setattr(sys, "stdin", io.StringIO(f"{mark}The mill\n"))
         texts.append(succeeded(argv, capsys))
     assert texts[0] == texts[1]
+
+
+def test_a_text_is_exact_in_a_pipe_and_harmless_at_a_terminal(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = [
+        "generate",
+        str(run_dir),
+        "--prompt",
+        "the\x1b[2J\tmill\x9b\x07",
+        "--max-new-tokens",
+        "1",
+    ]
+    assert cli.main(argv) == 0
+    assert capsys.readouterr().out.startswith("the\x1b[2J\tmill\x9b\x07")
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    assert cli.main(argv) == 0
+    assert screen.getvalue().startswith("the␛[2J\tmill�␇")

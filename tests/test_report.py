@@ -18,6 +18,7 @@ from minigpt.config import Config, ModelConfig, TokenizerConfig
 from minigpt.errors import UserError
 from minigpt.evaluate import Score
 from minigpt.events import Finished, Noted, Started, Stepped, Validated
+from minigpt.generate import Sample
 from minigpt.metrics import (
     clock,
     draw_losses,
@@ -279,6 +280,12 @@ def test_the_end_says_how_many_steps_were_skipped(run_dir, open_report):
     report(started(run_dir))
     report(Finished(9, 3.0, None, "non-finite", False, {"steps": 9, "skipped_steps": 5}))
     assert "5 steps were skipped, since their gradient was not finite" in shown(report)
+
+
+def test_a_sample_cannot_command_the_terminal(run_dir, open_report):
+    report = open_report()
+    report.line.quote(Sample("Clear", "\x1b[2Jthe\x07 screen\x9b2J\nand\tgo on"))
+    assert shown(report).split() == ["Clear␛[2Jthe␇", "screen�2J", "and", "go", "on"]
 
 
 def test_a_model_that_diverged_does_not_end_the_run(run_dir, open_report):

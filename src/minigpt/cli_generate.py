@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from minigpt.command_line import biases, open_run, parse_generate, prompts_of
 from minigpt.command_options import GenerateOptions
-from minigpt.console import note, note_unknown, print_json
+from minigpt.console import note, note_unknown, print_json, say
 from minigpt.errors import UserError, require
 from minigpt.prompt_loop import obey
 
@@ -93,10 +93,10 @@ def _write_on(
 
     most, model, tokenizer = options.num_samples, run.model, run.tokenizer
     if most == 1 and options.num_beams == 1 and not options.json:
-        print(prompt, end="", flush=True)
+        say(prompt, end="")
         for piece in generate_text(model, tokenizer, prompt, sampling, wording, step=step):
-            print(piece, end="", flush=True)
-        print()
+            say(piece, end="")
+        say("")
         return
     if options.num_beams == 1:
         found = continuations(
@@ -116,7 +116,7 @@ def _write_on(
         if options.json:
             print_json({**dataclasses.asdict(one), "tokens": tokenizer.pieces(one.ids)})
         else:
-            print(f"{BETWEEN_TEXTS}\n" * bool(number) + one.prompt + one.text)
+            say(f"{BETWEEN_TEXTS}\n" * bool(number) + one.prompt + one.text)
 
 
 def _prompt_loop(

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from minigpt.spelling import harmless
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -21,9 +23,9 @@ def note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def say(text: str) -> None:
-    """Print a line at once, also where stdout is not a terminal."""
-    print(text, flush=True)
+def say(text: str, end: str = "\n") -> None:
+    """Print a text at once: exactly in a pipe, without control characters at a terminal."""
+    print(harmless(text) if sys.stdout.isatty() else text, end=end, flush=True)
 
 
 def in_color(stream: TextIO) -> bool:

@@ -44,6 +44,7 @@ from minigpt.metrics import (
     to_json,
 )
 from minigpt.sampling import Sampling
+from minigpt.spelling import harmless
 from minigpt.tokenizer import Tokenizer
 
 
@@ -226,7 +227,7 @@ class ProgressLine:
 
     def quote(self, sample: Sample) -> None:
         """Print a sample of text, set off from the rest, without its empty lines."""
-        for line in (sample.prompt + sample.text).splitlines():
+        for line in harmless(sample.prompt + sample.text).splitlines():
             for part in textwrap.wrap(line, max(20, self.console.width - 8)):
                 self.console.print(Text(f"    {part}", style="italic"), soft_wrap=True)
 

@@ -27,6 +27,19 @@ _IN_NUMBERS = {"–", ":"}  # between two numbers, that is; elsewhere they are l
 _ENDS_SENTENCE = {".", "!", "?"}
 
 
+# Control characters as pictures of themselves (U+2400 …), but line ends and tabs.
+_PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
+_PICTURES |= {0x7F: 0x2421, **dict.fromkeys(range(0x80, 0xA0), 0xFFFD)}
+
+
+def harmless(text: str) -> str:
+    """Return text as a terminal may be given it: what would command it can be seen instead.
+
+    A model may have learned such characters, and a stranger's may have been made to write them.
+    """
+    return text.translate(_PICTURES)
+
+
 class Spelling(Protocol):
     """Puts the text of some tokens together."""
 
