@@ -19,7 +19,7 @@ from minigpt import cli, training_state
 from minigpt.checkpoint import Run, checkpoint_folder
 from minigpt.errors import UserError
 from minigpt.events import Finished, Noted, Started, Stepped, Validated
-from minigpt.run_folder import read_config, read_json
+from minigpt.run_folder import read_config, read_json, write_json
 from minigpt.train import resume, train
 from tiny import Recorder, run_config, write_corpus
 
@@ -345,6 +345,24 @@ def test_a_finished_run_goes_on_for_more_epochs(corpus, tmp_path):
     assert more.of(Stepped)[0].rate > told.of(Stepped)[-1].rate
 
 
+def test_a_budget_that_was_raised_by_hand_still_validates_and_saves(corpus, tmp_path):
+    train(run_config(corpus, steps=4), tmp_path / "run")
+    config = read_json(tmp_path / "run" / "config.json")
+    write_json(tmp_path / "run" / "config.json", config | {"steps": 8})
+    told = Recorder()
+    resume(tmp_path / "run", told)
+    assert [event.step for event in told.of(Validated)] == [8]
+    assert told.of(Finished)[0].is_saved
+
+
+def test_a_context_that_could_not_be_opened_is_not_trained(corpus, tmp_path):
+    config = run_config(corpus)
+    config = replace(config, model=replace(config.model, context_length=1 << 22))
+    with pytest.raises(UserError, match="context_length 4,194,304 takes"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_same_text_may_lie_elsewhere_and_another_text_may_not(corpus, tmp_path):
     config = run_config(corpus)
     train(config, tmp_path / "whole")
@@ -414,7 +432,8 @@ def test_what_only_shows_may_change(corpus, tmp_path):
     resume(tmp_path / "parts", told, changed)
     assert len(notes(told)) == 5
     assert bytes_of(tmp_path / "parts") == bytes_of(tmp_path / "whole")
-    assert [event.step for event in told.of(Validated)] == [6, 8, 10]
+    # The second of five is due at step 4, where the run was broken off.
+    assert [event.step for event in told.of(Validated)] == [4, 6, 8, 10]
 
 
 def test_the_command_takes_harmless_flags_and_no_others(corpus, tmp_path, capsys):

@@ -604,6 +604,8 @@ def test_a_damaged_best_is_told_before_hours_are_spent(corpus, tmp_path):
         {"step": "x"},
         {"step": -1},
         {"elapsed_seconds": {}},
+        {"elapsed_seconds": math.nan},
+        {"loss_sum": math.inf},
         {"n_validations": []},
         {"n_validations": True},
         {"loss_sum": None},

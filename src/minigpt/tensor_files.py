@@ -95,6 +95,14 @@ def _shapes(one_layer: MiniGPT, n_layers: int) -> dict[tuple[str, ...], torch.Si
     return shapes
 
 
+def check_context(config: ModelConfig) -> None:
+    """Raise UserError for a context so long that the run could be trained, but never opened."""
+    with torch.device("meta"):
+        one_layer = MiniGPT(replace(config, n_layers=1))
+    shapes = _shapes(one_layer, config.n_layers)
+    _require_context(one_layer, config.n_layers, sum(s.numel() for s in shapes.values()))
+
+
 def _require_context(one_layer: MiniGPT, n_layers: int, n_weights: int) -> None:
     """Raise UserError where a context would take far more memory than the weights.
 

@@ -27,7 +27,7 @@ from minigpt.checkpoint import (
     save_checkpoint,
 )
 from minigpt.compilation import choose_compile, compile_blocks, seconds_per_pass
-from minigpt.config import BUDGETS, LARGEST, Config, from_dict, to_dict
+from minigpt.config import LARGEST, Config, from_dict, to_dict
 from minigpt.corpus import open_corpus
 from minigpt.data import TokenStream, TrainingBatches, fit_tokenizer, prepare
 from minigpt.errors import UserError, require
@@ -44,6 +44,7 @@ from minigpt.run_folder import (
     read_tokenizer,
     write_json,
 )
+from minigpt.tensor_files import check_context
 from minigpt.tokenizer import Tokenizer
 
 # Compiling and its trial take tens of seconds, which a shorter run would not earn back.
@@ -85,6 +86,9 @@ class Progress:
         for name in ("step", "n_validations", "validations_since_best", "loss_steps"):
             value = getattr(progress, name)
             require(0 <= value <= LARGEST, f"{name} is {value}")
+        for name in ("elapsed_seconds", "validation_seconds", "loss_sum"):
+            value = getattr(progress, name)
+            require(math.isfinite(value), f"{name} is {value}")
         if best is not None:
             progress.best = asdict(from_dict(Score, best))
         return progress
@@ -190,6 +194,7 @@ def new_training(
     corpus = open_corpus(config.data)
     tokenizer = fit_tokenizer(corpus, config.tokenizer)
     config = _decided(replace(config, data=corpus.name), tokenizer, rates)
+    check_context(config.model)
     train_stream = prepare(corpus, "train", tokenizer)
     valid_stream = prepare(corpus, "valid", tokenizer)
     batches = TrainingBatches(
@@ -337,8 +342,12 @@ def resumed_training(run_dir: Path, on_event: Callback, wished: Config | None) -
         progress=progress,
         saved_step=progress.step,
     )
+    # Of a larger budget, fewer parts lie behind than did of the smaller one.
+    progress.n_validations = min(progress.n_validations, state.n_validations_due())
     if changes:
-        _change(state, was, changes)
+        for line in changes:
+            on_event(Noted(line))
+        write_json(run_dir / "config.json", to_dict(config))
     return state
 
 
@@ -350,16 +359,6 @@ def _check_data(noted: Any, config: Config, streams: dict[str, TokenStream]) -> 
                 f"data {config.data} has another {split} text than the run began with (its sha256 "
                 "differs): bring the old one back, or train a new run"
             )
-
-
-def _change(state: TrainingState, was: Config, changes: list[str]) -> None:
-    """Tell of the changed settings, and write them down as the run's own from now on."""
-    for line in changes:
-        state.on_event(Noted(line))
-    if any(getattr(was, name) != getattr(state.config, name) for name in (*BUDGETS, "validations")):
-        # Of the parts of the new budget, those that lie behind are over.
-        state.progress.n_validations = state.n_validations_due()
-    write_json(state.run_dir / "config.json", to_dict(state.config))
 
 
 def _note_unknown(train: TokenStream, valid: TokenStream, on_event: Callback) -> None:
