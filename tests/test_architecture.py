@@ -13,10 +13,10 @@ PACKAGE = ROOT / "src" / "minigpt"
 READING_ORDER = [
     "errors",
     "sampling",
+    "reading",
     "config",
     "changes",
     "files",
-    "reading",
     "text",
     "vocabulary",
     "spelling",

@@ -219,7 +219,9 @@ def test_a_run_that_has_no_best_yet_opens_with_its_last(tmp_path):
     assert Run.open(tmp_path / "run").step == 2
 
 
-@pytest.mark.parametrize("broken", ["save_model", "save_file", "write_json", "_sha256", "_flush"])
+@pytest.mark.parametrize(
+    "broken", ["_write_weights", "save_file", "write_json", "_sha256", "_flush"]
+)
 def test_when_writing_fails_the_old_checkpoint_stands_alone(run_dir, monkeypatch, broken):
     run = Run.open(run_dir)
     optimizers = make_optimizers(run.model, OptimConfig())

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from minigpt.config import (
+    MOST_CONFIG_BYTES,
     Config,
     ModelConfig,
     OptimConfig,
@@ -342,3 +343,23 @@ def test_suggestions_come_only_where_something_is_near() -> None:
     assert closest_key("--model.d-modle", flags) == " (did you mean --model.d-model?)"
     assert closest_key("vocab_size", keys) == " (did you mean tokenizer.vocab_size?)"
     assert closest_key("zzz", keys) == ""
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "large"])
+def test_a_config_file_that_is_none_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "config.toml"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path = Path("/dev/zero")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes(b"#" * (MOST_CONFIG_BYTES + 1))
+    with pytest.raises(UserError, match=rf"config file {path} cannot be read .*: check the path"):
+        load_file(path)
+
+
+def test_draws_for_a_batch_have_a_bound() -> None:
+    with pytest.raises(UserError, match="n_sampled is 1000000000"):
+        ModelConfig(n_sampled=10**9)

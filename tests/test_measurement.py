@@ -1,13 +1,15 @@
 """Measurements: every figure is that of the plain computation, and nothing depends on the batch."""
 
+import copy
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from minigpt import measurement
 from minigpt.checkpoint import Run
@@ -458,3 +460,11 @@ def test_articles_without_tokens_are_counted_nowhere(data: Path, tmp_path: Path)
         assert (len(measured.articles), found["intervals"]["articles"]) == (n + 1, n)
         assert (found["token_interval"] is None) == (n == 9)
         assert ("the text has 9 articles (" in str(found["intervals"]["missing"])) == (n == 9)
+
+
+def test_weights_that_are_no_numbers_give_no_figure(run: Run) -> None:
+    model = copy.deepcopy(run.model)
+    with torch.no_grad():
+        next(model.parameters()).fill_(math.nan)
+    with pytest.raises(UserError, match="scores words with what is no number"):
+        measure(replace(run, model=model))

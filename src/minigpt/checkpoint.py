@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, load_model, save_file, save_model
+from safetensors.torch import load_file, load_model, save_file
 from torch.optim import Optimizer
 
 from minigpt.config import LARGEST, Config
@@ -94,8 +94,13 @@ def save_checkpoint(
         _flush(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    for which in names:
-        write_json(run_dir / f"{which}.json", {"step": step, "folder": name})
+    try:
+        for which in names:
+            write_json(run_dir / f"{which}.json", {"step": step, "folder": name})
+    except OSError:
+        if name not in _named(run_dir):
+            _remove(folder / name)  # it would only fill the disk some more
+        raise
     _remove_old(folder, _named(run_dir), keep)
 
 
@@ -134,7 +139,7 @@ def _write_files(
     if device.type == "cuda":
         tensors["generator.cuda"] = torch.cuda.get_rng_state(device)
     try:
-        save_model(model, str(folder / _WEIGHTS))  # a tied table once
+        _write_weights(model, folder / _WEIGHTS)
         save_file(tensors, str(folder / _TRAINER))
     except SafetensorError as error:  # its word for a full disk too
         raise OSError(str(error)) from error
@@ -148,6 +153,14 @@ def _write_files(
     for path in folder.iterdir():
         _flush(path)
     _flush(folder)
+
+
+def _write_weights(model: MiniGPT, path: Path) -> None:
+    """Write each parameter once, a tied table too: the same weights give the same bytes.
+
+    The library's own way notes beside them which names are one table, in an order of no account.
+    """
+    save_file({name: p.detach().contiguous() for name, p in model.named_parameters()}, path)
 
 
 def _noted(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -397,7 +410,7 @@ def release(run: Run, folder: Path) -> None:
     inner = folder / "checkpoints" / str(run.step)
     with new_run_folder(folder, run.config, run.tokenizer, overwrite=False):
         inner.mkdir()
-        save_model(copy.deepcopy(run.model).half(), str(inner / _WEIGHTS))
+        _write_weights(copy.deepcopy(run.model).half(), inner / _WEIGHTS)
         noted = {"files": _noted(inner, [_WEIGHTS]), "tokenizer": _sha256_of_tokenizer(inner)}
         write_json(inner / "trainer.json", {"step": run.step, **noted})
         write_json(folder / "best.json", {"step": run.step, "folder": str(run.step)})

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from minigpt.errors import UserError, closest, require
+from minigpt.reading import UnreadableError, read_text
 from minigpt.sampling import Sampling
 
 Position = Literal["sinusoidal", "learned", "rotary"]
@@ -55,6 +56,7 @@ _ELSEWHERE = {
 
 # The most that a size or a budget may be: beyond it PyTorch's own counters overflow.
 LARGEST = 2**31 - 1
+MOST_CONFIG_BYTES = 1 << 20
 
 
 def closest_key(name: str, keys: Iterable[str]) -> str:
@@ -193,7 +195,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         """Refuse sizes that do not fit together, naming the numbers."""
         _require_positive(self, "context_length", "d_model", "n_heads")
-        _require_positive(self, "n_frequent", "n_sampled", "tail_divisor", "norm_eps", "rope_base")
+        _require_positive(self, "n_frequent", "tail_divisor", "norm_eps", "rope_base")
+        _require_positive(self, "n_sampled", most=1_000_000)  # drawn anew for each batch
         _require_positive(self, "n_layers", most=10_000)
         _require_share(self, "dropout", "edge_dropout", "attention_dropout")
         for name in ("vocab_size", "n_kv_heads", "d_head", "d_ff"):
@@ -416,7 +419,7 @@ def load_file(path: Path, base: Config | None = None) -> Config:
     """
     kind = "JSON" if path.suffix.lower() == ".json" else "TOML"
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, MOST_CONFIG_BYTES).removeprefix("\ufeff")
         tree = json.loads(text) if kind == "JSON" else tomllib.loads(text)
     except FileNotFoundError:
         raise UserError(f"config file {path} does not exist: check the path") from None
@@ -425,6 +428,8 @@ def load_file(path: Path, base: Config | None = None) -> Config:
     except OSError as error:
         why = error.strerror or error
         raise UserError(f"config file {path} cannot be read ({why}): check the path") from None
+    except UnreadableError as error:
+        raise UserError(f"config file {path} cannot be read ({error}): check the path") from None
     except (ValueError, RecursionError) as error:  # neither parser says in its own class alone
         raise UserError(f"config file {path} is not {kind}: {error}") from None
     require(isinstance(tree, Mapping), f"config file {path} is not a table of settings: {kind}")

@@ -39,7 +39,7 @@ def print_rows(rows: Sequence[Sequence[str]]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        print("  ".join([*cells, row[-1]]).rstrip())
+        say("  ".join([*cells, row[-1]]).rstrip())
 
 
 def print_table(table: "RenderableType") -> None:

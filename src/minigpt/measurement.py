@@ -219,6 +219,11 @@ def measure(
     own, missing = _own_corpus(run, tiers) if needs_own else (corpus, None)
     unknown = UnknownWords(run.tokenizer, own.lines("train")) if has_unknown and own else None
     nats = token_nats(run.model, stream.ids, run.tokenizer.eos_id, **windows._asdict())
+    require(
+        not np.isnan(nats).any(),
+        f"{run.path} scores words with what is no number: its weights are damaged, so restore them "
+        "from a copy or train it anew",
+    )
     by_context = nats_by_context(nats, context=context, stride=windows.stride)
     articles = count_articles(corpus.lines(part), run.tokenizer, unknown)
     measured = Measurement(

@@ -16,19 +16,23 @@ from typing import Any
 MOST_NESTED = 50
 
 
+class UnreadableError(ValueError):
+    """No file that can be read: what stands at the path is something else, or too large."""
+
+
 def read_text(path: Path, most_bytes: int) -> str:
     """Return the text of a file in UTF-8, of most_bytes at most; a link to a file is one.
 
-    Raises OSError where there is none to read, and ValueError for a folder, a pipe or a device, for
-    a file that is too large, and for what is no UTF-8.
+    Raises OSError where there is none to read, UnreadableError for a folder, a pipe or a device and
+    for a file that is too large, and UnicodeDecodeError for what is no UTF-8.
     """
     # Before it is opened: a pipe would wait there for whoever writes to it.
     if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("it is no file")
+        raise UnreadableError("it is no file")
     with path.open("rb") as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
-        raise ValueError(f"it has more than {most_bytes:,} bytes")
+        raise UnreadableError(f"it has more than {most_bytes:,} bytes")
     return content.decode("utf-8")
 
 

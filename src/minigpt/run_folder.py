@@ -83,11 +83,17 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_run_folder(run_dir: Path, *, overwrite: bool) -> None:
-    """Raise UserError where a new run may not be put at run_dir; nothing is changed."""
+    """Raise UserError where a new run may not be put at run_dir; what is there stays as it is."""
     if (run_dir / LOCK).exists():
         with locked(run_dir):
             pass  # the lock can be had: nobody trains there
     _check_contents(run_dir, overwrite=overwrite)
+    if not run_dir.exists():
+        try:
+            run_dir.mkdir(parents=True)
+            run_dir.rmdir()
+        except OSError as error:
+            raise UserError(f"{run_dir} cannot be written ({error}): take another --out") from None
 
 
 def _check_contents(run_dir: Path, *, overwrite: bool) -> None:
@@ -98,11 +104,26 @@ def _check_contents(run_dir: Path, *, overwrite: bool) -> None:
         raise UserError(
             f"{run_dir} exists already: take another --out, or --overwrite to replace it"
         )
-    # Only a run is replaced by a run: an --out that names anything else by mistake survives.
-    names = _names(run_dir) if run_dir.is_dir() else set()
-    is_what_is_left_of_one = names <= RUN_FILES | {"checkpoints"}  # of --overwrite, killed half way
-    if "checkpoints" not in names or not ("config.json" in names or is_what_is_left_of_one):
+    # Only a run is replaced by a run: an --out that names anything else by mistake survives, and so
+    # does what somebody put beside one. Without config.json it is what --overwrite, killed, left.
+    if not (run_dir / "checkpoints").is_dir() or not _is_ours(run_dir / "config.json"):
         raise UserError(f"{run_dir} is not a run folder: remove it yourself or take another --out")
+    kept = {path.name for path in (run_dir / "checkpoints").iterdir() if not path.name[0].isdigit()}
+    foreign = _names(run_dir) - RUN_FILES - {"checkpoints", "tensorboard", "attention.png"}
+    foreign |= {name for name in kept if not name.endswith(".tmp")}
+    if foreign:
+        raise UserError(
+            f"{run_dir} holds {min(foreign)}, which no training wrote: take it elsewhere, or take "
+            "another --out"
+        )
+
+
+def _is_ours(config_path: Path) -> bool:
+    """Is it the config of a run, or not there?"""
+    try:
+        return not config_path.exists() or {"data", "model"} <= read_json(config_path).keys()
+    except UserError:
+        return False
 
 
 def _is_unfinished(run_dir: Path) -> bool:
