@@ -282,3 +282,13 @@ def test_half_a_gigabyte_of_text_passes_through_a_little_memory(
     small, large = peaks
     print(f"{small >> 20} MiB for 1 MiB of text, {large >> 20} for 512")
     assert large - small < 64 << 20
+
+
+@pytest.mark.parametrize("kind", ["wikitext", "basic_english", "char"])
+def test_a_split_of_blank_lines_alone_is_refused(tmp_path, kind):
+    (tmp_path / "text.txt").write_text("some words here\n" * 38 + "\n\nthe end\nof it\n")
+    corpus = open_corpus(str(tmp_path / "text.txt"))
+    tokenizer = fit_tokenizer(corpus, TokenizerConfig(kind, 0))
+    assert prepare(corpus, "test", tokenizer, tmp_path).n_words > 2
+    with pytest.raises(UserError, match=r"has no words in valid: give a longer text"):
+        prepare(corpus, "valid", tokenizer, tmp_path)

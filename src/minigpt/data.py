@@ -82,7 +82,7 @@ def prepare(
                 "set MINIGPT_CACHE to a folder that can"
             ) from None
         stream = _load(path)
-    if stream is None or not len(stream.ids):
+    if stream is None or len(stream.ids) == stream.n_eos:  # blank lines alone, if any
         raise UserError(f"{corpus.name} has no words in {split}: give a longer text")
     return stream
 
