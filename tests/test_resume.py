@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from filelock import FileLock
+from rich.console import Console
 
 from commands import failed
 from minigpt import checkpoint, cli, training_state
@@ -20,6 +21,8 @@ from minigpt.checkpoint import Run, checkpoint_folder
 from minigpt.config import ModelConfig
 from minigpt.errors import UserError
 from minigpt.events import Finished, Noted, Started, Stepped, Validated
+from minigpt.metrics import read_metrics
+from minigpt.report import Report
 from minigpt.run_folder import read_config, read_json, write_json
 from minigpt.train import resume, train
 from tiny import Recorder, run_config, write_corpus
@@ -498,6 +501,33 @@ def test_weights_that_are_not_numbers_never_replace_those_that_were(corpus, tmp_
     assert ended.report["skipped_steps"] == 5
 
 
+def test_a_kill_while_a_validation_is_told_neither_loses_nor_doubles_it(corpus, tmp_path):
+    """Between the checkpoint and the names that point to it stands the report."""
+
+    def validations(run: Path) -> list[int]:
+        records = read_metrics(run / "metrics.jsonl")
+        return [record["step"] for record in records if record["kind"] == "validation"]
+
+    run, config = tmp_path / "run", run_config(corpus, save_minutes=1e-9)
+    with Report(run, config, Console(quiet=True)) as told:
+
+        def die(event):
+            told(event)
+            if isinstance(event, Validated) and event.step == 5:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            train(config, run, die)
+    assert validations(run) == [5]
+    assert Run.open(run, which="last").step == 5  # saved after the step, before the validation
+    with Report(run, config, Console(quiet=True)) as told:
+        resume(run, told)
+    assert validations(run) == [5, 10]
+    train(config, tmp_path / "whole")
+    for which in ("last", "best"):
+        assert bytes_of(run, which) == bytes_of(tmp_path / "whole", which)
+
+
 @pytest.mark.slow
 def test_memory_stays_flat_over_thousands_of_steps(corpus, tmp_path):
     def resident(event):
@@ -508,7 +538,11 @@ def test_memory_stays_flat_over_thousands_of_steps(corpus, tmp_path):
     megabytes: list[float] = []
     if not Path("/proc/self/statm").exists():
         pytest.skip("needs /proc/self/statm to read the memory in use")
-    train(run_config(corpus, steps=5000, validations=10), tmp_path / "run", resident)
+    train(
+        run_config(corpus, steps=5000, validations=10, save_minutes=1 / 60),
+        tmp_path / "run",
+        resident,
+    )
     assert len(megabytes) == 10
     assert megabytes[-1] - megabytes[1] < 5, megabytes
 
@@ -518,7 +552,7 @@ def test_a_checkpoint_that_could_not_be_named_does_not_stay(corpus, tmp_path, mo
     write = checkpoint.write_json
 
     def full(path, tree):
-        if path.name == "last.json" and tree["step"] == 5:
+        if path.name in ("last.json", "best.json") and tree["step"] == 5:
             raise OSError(28, "No space left on device")
         write(path, tree)
 

@@ -19,7 +19,7 @@ import copy
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -71,11 +71,14 @@ def save_checkpoint(
     trainer: Mapping[str, Any],
     names: list[Which],
     keep: int = 0,
+    when_whole: Callable[[], None] = lambda: None,
 ) -> None:
     """Write a checkpoint, let `names` point to it, and remove those that no name points to.
 
-    trainer   plain values that go into trainer.json
-    keep      so many of the newest that no name points to stay, too
+    trainer      plain values that go into trainer.json
+    names        in this order; the last one is where a run goes on from, so it comes last
+    keep         so many of the newest that no name points to stay, too
+    when_whole   called once its files are there, before names point to it
     Raises OSError where the disk is full or may not be written to; what was there is still there.
     """
     folder = run_dir / "checkpoints"
@@ -94,6 +97,7 @@ def save_checkpoint(
         _flush(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    when_whole()
     try:
         for which in names:
             write_json(run_dir / f"{which}.json", {"step": step, "folder": name})

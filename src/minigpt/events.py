@@ -27,6 +27,8 @@ class Started:
     matrix_rates: dict[str, float]
     step: int
     """0, or where a resumed run goes on."""
+    validation_due: bool = False
+    """Does it go on with a validation at this very step? One told of before was not saved."""
 
 
 @dataclass(frozen=True)

@@ -63,11 +63,19 @@ def _record_of(line: str) -> Record | None:
     return record if known and type(record.get("step")) is int else None
 
 
-def cut_back(path: Path, step: int) -> None:
-    """Drop from metrics.jsonl what a run that broke off recorded after `step`."""
+def cut_back(path: Path, step: int, *, validation_due: bool = False) -> None:
+    """Drop from metrics.jsonl what a run that broke off recorded after `step`.
+
+    validation_due   drop the validation at that step as well: it is about to be made again
+    """
     if not path.exists():
         return
-    kept = [to_json(record) + "\n" for record in read_metrics(path) if record["step"] <= step]
+    dropped = ("validation", step) if validation_due else None
+    kept = [
+        to_json(record) + "\n"
+        for record in read_metrics(path)
+        if record["step"] <= step and (record["kind"], record["step"]) != dropped
+    ]
     with atomic_write(path) as file:
         file.write("".join(kept).encode(errors="replace"))  # JSON can spell half a character
 
@@ -75,10 +83,12 @@ def cut_back(path: Path, step: int) -> None:
 class Metrics:
     """An open metrics.jsonl, with TensorBoard or wandb beside it. A record is on disk at once."""
 
-    def __init__(self, run_dir: Path, config: Config, step: int) -> None:
+    def __init__(
+        self, run_dir: Path, config: Config, step: int, *, validation_due: bool = False
+    ) -> None:
         """Go on in run_dir after `step`; later records, of a run that broke off, are cut off."""
         self.path = run_dir / "metrics.jsonl"
-        cut_back(self.path, step)
+        cut_back(self.path, step, validation_due=validation_due)
         self._file: TextIO = self.path.open("a", encoding="utf-8")
         self._log = open_log(run_dir, config, step)
 

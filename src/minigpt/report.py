@@ -74,7 +74,9 @@ class Report:
             self.finished = event
         if isinstance(event, Started):
             self.started = event
-            self.metrics = Metrics(self.run_dir, event.config, event.step)
+            self.metrics = Metrics(
+                self.run_dir, event.config, event.step, validation_due=event.validation_due
+            )
             self.line.start(event)
             return
         try:

@@ -27,7 +27,7 @@ import math
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -220,6 +220,7 @@ def _started(state: TrainingState) -> Started:
         steps_per_epoch=state.batches.steps_per_epoch,
         matrix_rates=state.rates,
         step=state.progress.step,
+        validation_due=state.n_validations_due() > state.progress.n_validations,
     )
 
 
@@ -268,35 +269,46 @@ def _validate(state: TrainingState) -> None:
     if is_best:
         progress.best = asdict(score)
     train_loss = progress.take_mean_loss()
-    is_saved = _save(state, ["last", "best"] if is_best else ["last"])
-    if is_best and not is_saved:
-        progress.best, is_best = before, False  # there is nothing to open that scored so
-    state.on_event(
-        Validated(
-            step=progress.step,
-            progress=state.share_used(),
-            score=score,
-            train_loss=train_loss,
-            is_best=is_best,
-            elapsed_seconds=progress.elapsed_seconds,
-            model=state.model,
-            tokenizer=state.tokenizer,
-        )
+    validated = Validated(
+        step=progress.step,
+        progress=state.share_used(),
+        score=score,
+        train_loss=train_loss,
+        is_best=is_best,
+        elapsed_seconds=progress.elapsed_seconds,
+        model=state.model,
+        tokenizer=state.tokenizer,
     )
+    # Told when the checkpoint is whole and not yet named: whoever is killed just then goes on from
+    # the one before, validates again and tells it again, and nothing is told twice or never.
+    told: list[Validated] = []
+
+    def tell(event: Validated) -> None:
+        if not told:
+            told.append(event)
+            state.on_event(event)
+
+    names: list[Which] = ["best", "last"] if is_best else ["last"]
+    if not _save(state, names, lambda: tell(validated)):
+        progress.best = before  # there is nothing to open that scored so
+        tell(replace(validated, is_best=False))
     # The callback's work (samples, pictures) counts: it will be there the last time too.
     progress.validation_seconds = perf_counter() - began_at
 
 
-def _save(state: TrainingState, names: list[Which]) -> bool:
+def _save(
+    state: TrainingState, names: list[Which], when_whole: Callable[[], None] = lambda: None
+) -> bool:
     """Write a checkpoint and return whether it is there: a full disk does not end the run.
 
+    when_whole   called once its files are there, before names point to it
     Weights that are not numbers never take the place of those that were.
     """
     state.saved_at = perf_counter()  # or tried: a full disk is not asked again at every step
     try:
         if not all(weights.isfinite().all() for weights in state.model.parameters()):
             raise OSError("weights are not finite")
-        state.save(names)
+        state.save(names, when_whole)
     except OSError as error:
         state.on_event(Noted(f"no checkpoint at step {state.progress.step}: {error}"))
         return False

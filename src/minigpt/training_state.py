@@ -10,6 +10,7 @@ stands in `changes`.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from time import perf_counter
@@ -149,8 +150,11 @@ class TrainingState:
         # 1 / 49 · 49 is a little less than 1.
         return int(self.share_used() * self.config.validations + 1e-9)
 
-    def save(self, names: list[Which]) -> None:
-        """Write a checkpoint and let `names` point to it. Raises OSError where it cannot be."""
+    def save(self, names: list[Which], when_whole: Callable[[], None] = lambda: None) -> None:
+        """Write a checkpoint, call when_whole, and let `names` point to it.
+
+        Raises OSError where it cannot be written.
+        """
         save_checkpoint(
             self.run_dir,
             self.progress.step,
@@ -162,6 +166,7 @@ class TrainingState:
             },
             names,
             self.config.keep_checkpoints,
+            when_whole,
         )
         self.saved_step = self.progress.step
 
