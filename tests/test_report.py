@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import math
+import os
 import random
 import sys
 
@@ -32,6 +33,7 @@ from minigpt.model import MiniGPT
 from minigpt.report import (
     Advice,
     Report,
+    _Console,
     cpu_model,
     git_commit,
     perplexity,
@@ -551,3 +553,19 @@ def test_a_reported_run_is_the_unreported_one_to_the_bit(tmp_path, config):
     assert told.report["valid"]["token_perplexity"] == pytest.approx(
         min(r["valid_token_perplexity"] for r in records if r["kind"] == "validation")
     )
+
+
+def test_a_run_goes_on_when_its_reader_has_left(run_dir):
+    """As `minigpt train … 2>&1 | head` does it: what was to be lost is the lines, not the run."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", encoding="utf-8") as pipe:
+        console = _Console(file=pipe)
+        with Report(run_dir, CONFIG, console) as report:
+            start = started(run_dir)
+            report(start)
+            report(stepped(1, 5.0))
+            report(validated(start, 5, 4.0))
+        assert console.quiet
+        os.dup2(os.open(os.devnull, os.O_WRONLY), writer)  # so that closing it can flush
+    assert [r["kind"] for r in read_metrics(run_dir / "metrics.jsonl")] == ["step", "validation"]

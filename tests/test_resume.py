@@ -405,7 +405,7 @@ def test_a_text_that_was_edited_meanwhile_is_noticed(corpus, tmp_path):
         ({"accumulation": 3}, "accumulation is 3 but"),
         ({"precision": "bfloat16"}, "precision is bfloat16 but"),
         ({"compile": "on"}, "compile is on but"),
-        ({"steps": 9}, "steps is 9, less than the 10"),
+        ({"steps": 9}, "steps is 9, less than the 10 that the run has"),
         ({"steps": None, "epochs": 9.0}, "counts its budget in steps"),
         ({"steps": None}, "counts its budget in steps"),
     ],

@@ -49,8 +49,8 @@ def changed_settings(was: Config, wished: Config) -> list[str]:
             )
         if name in changed and new[name] < old[name]:
             raise UserError(
-                f"{name} is {new[name]:g}, less than the {old[name]:g} that the run was begun "
-                "with: give more, or leave it out"
+                f"{name} is {new[name]:g}, less than the {old[name]:g} that the run has: give "
+                "more, or leave it out"
             )
     return [_line(name, old[name], new[name]) for name in changed]
 

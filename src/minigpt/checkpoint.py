@@ -370,7 +370,7 @@ def _require_no_links(folder: Path) -> None:
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise UserError(
                 f"{path} is a link or no file, and a run that goes on writes there: "
-                "put a copy in its place"
+                "put a copy in its place, or take it away"
             )
 
 

@@ -42,7 +42,8 @@ class TrainOptions:
     """A run folder whose training goes on where it stopped, with the settings it has. A larger
     budget may be given, another place of the data, --device, --threads and what only shows."""
     overwrite: Switch = False
-    """Empty the run folder if it exists. Without this flag no run is ever written over."""
+    """Replace the run in the folder, where there is one and nothing else. Without this flag no run
+    is ever written over."""
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class Report:
         """Write to run_dir, which need not exist yet, and to console (default: stderr)."""
         require_log(config.log)
         self.run_dir, self.sampling = run_dir, config.sampling
-        self.line = ProgressLine(console or Console(stderr=True))
+        self.line = ProgressLine(console or _Console(stderr=True))
         self.advice = Advice()
         self.started: Started | None = None
         self.finished: Finished | None = None  # how the run ended, once it has
@@ -188,6 +188,14 @@ def sampled(event: Validated, sampling: Sampling) -> list[Sample]:
         return samples(event.model, event.tokenizer, sampling=sampling)
     except UserError as error:
         return [Sample("", f"(no text: {error})")]
+
+
+class _Console(Console):
+    """A console whose reader may leave, as `2>&1 | head` does: the run goes on, unseen."""
+
+    def on_broken_pipe(self) -> None:
+        """Print no more; rich itself would end the process."""
+        self.quiet = True
 
 
 class ProgressLine:

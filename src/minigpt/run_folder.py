@@ -100,14 +100,17 @@ def _check_contents(run_dir: Path, *, overwrite: bool) -> None:
     """Raise UserError where what is at run_dir may not make room for a new run."""
     if not run_dir.exists() or (run_dir.is_dir() and _is_unfinished(run_dir)):
         return
+    # Only a run is replaced by a run: an --out that names anything else by mistake survives, and so
+    # does what somebody put beside one. Without config.json it is what --overwrite, killed, left.
+    if not (run_dir / "checkpoints").is_dir() or not _is_ours(run_dir / "config.json"):
+        raise UserError(
+            f"{run_dir} exists already and is not a run folder: remove it yourself or take another "
+            "--out"
+        )
     if not overwrite:
         raise UserError(
             f"{run_dir} exists already: take another --out, or --overwrite to replace it"
         )
-    # Only a run is replaced by a run: an --out that names anything else by mistake survives, and so
-    # does what somebody put beside one. Without config.json it is what --overwrite, killed, left.
-    if not (run_dir / "checkpoints").is_dir() or not _is_ours(run_dir / "config.json"):
-        raise UserError(f"{run_dir} is not a run folder: remove it yourself or take another --out")
     kept = {path.name for path in (run_dir / "checkpoints").iterdir() if not path.name[0].isdigit()}
     foreign = _names(run_dir) - RUN_FILES - {"checkpoints", "tensorboard", "attention.png"}
     foreign |= {name for name in kept if not name.endswith(".tmp")}

@@ -36,7 +36,7 @@ import torch
 from torch import nn
 
 from minigpt.checkpoint import Run, Which
-from minigpt.config import Config
+from minigpt.config import BUDGETS, Config
 from minigpt.data import Batch
 from minigpt.evaluate import Score, evaluate
 from minigpt.events import Callback, Finished, Noted, Started, Stepped, Validated, ignore
@@ -75,7 +75,8 @@ def resume(run_dir: Path, on_event: Callback = ignore, config: Config | None = N
     with locked(run_dir):
         state = resumed_training(run_dir, on_event, config)
         if state.share_used() >= 1:
-            on_event(Noted("the budget of this run is used up: give more --minutes (or --epochs)"))
+            budget = next(name for name in BUDGETS if getattr(state.config, name) is not None)
+            on_event(Noted(f"the budget of this run is used up: give more --{budget}"))
         return _run(state)
 
 
