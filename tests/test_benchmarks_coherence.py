@@ -117,6 +117,7 @@ def test_a_run_is_measured_beside_real_text(tmp_path, monkeypatch, capsys):
 
     tiny = "--threads 1 --compile off --precision float32 --model.context-length 8"
     tiny += " --model.d-model 16 --model.n-heads 2 --model.n-layers 1 --model.d-ff 24"
+    tiny += " --sampling.top-k 50 --sampling.frequency-penalty none"
     argv = f"train mini --data text.txt --steps 2 --validations 1 --out run {tiny}"
     assert main(argv.split()) == 0
     capsys.readouterr()

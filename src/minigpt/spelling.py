@@ -28,7 +28,7 @@ _ENDS_SENTENCE = {".", "!", "?"}
 
 
 # Control characters as pictures of themselves (U+2400 …), but line ends and tabs.
-_PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
+_PICTURES = {point: 0x2400 + point for point in range(0x20) if chr(point) not in "\n\t"}
 _PICTURES |= {0x7F: 0x2421, **dict.fromkeys(range(0x80, 0xA0), 0xFFFD)}
 # What turns the direction of writing over, so that a line reads otherwise than it is.
 _PICTURES |= dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD)
