@@ -68,7 +68,8 @@ def points(result: Result) -> list[Point]:
 def load(folder: Path) -> list[Result]:
     """Return the results in folder, ours first, then by name."""
     found = [read_json(path) for path in sorted(folder.glob("*.json"))]
-    known = [result for result in found if result.get("kind") in ("curve", "pace")]
+    # A run that ended before its first validation has no curve.
+    known = [result for result in found if result.get("curve") or result.get("kind") == "pace"]
     return sorted(known, key=lambda result: not result["ours"])
 
 

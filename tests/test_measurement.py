@@ -307,13 +307,10 @@ def test_the_names_of_figures_stay(
     assert plain[0]["data"] == str(text)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_model_that_says_nothing_is_told_so(
-    value: float, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_says_nothing_is_told_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(model: Any, ids: np.ndarray, *_: Any, **sizes: int) -> np.ndarray:
         nats = np.ones(len(ids), dtype=np.float32)
-        nats[len(ids) // 2] = value
+        nats[len(ids) // 2] = math.inf
         return nats
 
     monkeypatch.setattr(measurement, "token_nats", broken)

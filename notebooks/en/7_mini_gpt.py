@@ -62,7 +62,11 @@ def table(header, rows):
 # %%
 config = replace(load_preset("quickstart"), minutes=1.1, seed=1)
 if not available_offline(config.data):
-    config = replace(config, data="python-docs", tokenizer=TokenizerConfig("bpe", 4_096))
+    # The ids of pieces say nothing of how frequent they are, as the sampled softmax expects.
+    model = replace(config.model, output="full")
+    config = replace(
+        config, data="python-docs", tokenizer=TokenizerConfig("bpe", 4_096), model=model
+    )
 corpus = open_corpus(config.data)
 tokenizer = fit_tokenizer(corpus, config.tokenizer)
 print(f"{config.data}: {tokenizer.kind}, {tokenizer.vocab_size:,} entries")
@@ -312,6 +316,7 @@ purposes = {
     "tokenizer.json": "text to ids and back; `transformers` reads it too",
     "tokenizer_config.json": "tells `transformers` which class and specials to use",
     "metrics.jsonl": "a line for each step and validation; cut back when a run is resumed",
+    "lock": "nothing: the training that writes here holds it, and no second one can",
     "samples.md": "what the model wrote at each validation",
     "loss.png": "the learning curve",
     "report.json": "final figures, versions, hardware, hash of the data",
