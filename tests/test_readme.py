@@ -48,6 +48,7 @@ def shortened(command: str) -> list[str]:
     return words + SMALL.split()
 
 
+@pytest.mark.slow  # two of them train on WikiText-2 and score all of valid
 def test_every_minigpt_command_runs(
     wikitext2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

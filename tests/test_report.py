@@ -50,6 +50,7 @@ CONFIG = Config(
     batch_size=3,
     validations=2,
     compile="off",
+    precision="float32",  # auto may decide otherwise the second time, on a busy machine
     tokenizer=TokenizerConfig("basic_english", 0),
     model=ModelConfig(context_length=7, d_model=14, n_heads=1, d_ff=23, n_layers=2, dropout=0.3),
 )

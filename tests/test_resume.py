@@ -289,6 +289,7 @@ def test_a_disk_that_is_full_at_the_start_is_one_line(corpus, tmp_path):
     assert line.startswith(f"error: {run} cannot be written")
 
 
+@pytest.mark.slow
 def test_a_folder_that_turns_read_only_keeps_what_it_has(corpus, tmp_path):
     """The disk is mounted anew, read only, between a run and its resume."""
     run = tmp_path / "disk" / "run"
