@@ -14,18 +14,7 @@ from minigpt import corpus as corpus_module
 from minigpt.catalogue import TEXTS
 from minigpt.corpus import SPLITS, available_offline, cache_folder, corpus_names, open_corpus
 from minigpt.errors import UserError
-
-
-def written(path: Path, text: str | bytes) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(text.encode() if isinstance(text, str) else text)
-    return str(path)
-
-
-def texts(name: str) -> list[str]:
-    corpus = open_corpus(name)
-    return ["\n".join(corpus.lines(split)) for split in SPLITS]
-
+from texts import texts, written
 
 # A file of one's own
 

@@ -24,6 +24,7 @@ from minigpt.corpus import SPLITS, available_offline, open_corpus
 from minigpt.errors import UserError
 from minigpt.train import train
 from namespaces import within
+from texts import texts, written
 from tiny import run_config
 
 
@@ -35,17 +36,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MINIGPT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_, **__: None)
     return tmp_path
-
-
-def written(path: Path, text: str | bytes) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(text.encode() if isinstance(text, str) else text)
-    return str(path)
-
-
-def texts(name: str) -> list[str]:
-    corpus = open_corpus(name)
-    return ["\n".join(corpus.lines(split)) for split in SPLITS]
 
 
 def sha256(text: str) -> str:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from rich.console import Console
 
 from commands import failed
 from minigpt import checkpoint, cli, training_state
-from minigpt.checkpoint import Run, checkpoint_folder
+from minigpt.checkpoint import Run
 from minigpt.config import ModelConfig
 from minigpt.errors import UserError
 from minigpt.events import Finished, Noted, Started, Stepped, Validated
@@ -25,7 +24,7 @@ from minigpt.metrics import read_metrics
 from minigpt.report import Report
 from minigpt.run_folder import read_config, read_json, write_json
 from minigpt.train import resume, train
-from tiny import Recorder, run_config, write_corpus
+from tiny import Recorder, StopAfter, bytes_of, run_config, write_corpus
 
 TESTS = Path(__file__).parent
 
@@ -40,24 +39,6 @@ def no_measuring(monkeypatch):
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     return write_corpus(tmp_path_factory.mktemp("corpus") / "text.txt")
-
-
-def bytes_of(run_dir: Path, which: Any = "last") -> list[bytes]:
-    folder = checkpoint_folder(run_dir, which)
-    return [(folder / name).read_bytes() for name in ("model.safetensors", "trainer.safetensors")]
-
-
-class StopAfter(Recorder):
-    """A callback that asks the run to end once a step is done."""
-
-    def __init__(self, step: int, number: int = signal.SIGINT) -> None:
-        super().__init__()
-        self.step, self.number = step, number
-
-    def __call__(self, event):
-        super().__call__(event)
-        if isinstance(event, Stepped) and event.step == self.step:
-            os.kill(os.getpid(), self.number)
 
 
 def notes(told: Recorder) -> list[str]:

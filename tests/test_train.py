@@ -26,7 +26,18 @@ from minigpt.model import MiniGPT, Objective
 from minigpt.optim import make_optimizers, rate_factor
 from minigpt.run_folder import read_config, read_json
 from minigpt.train import NON_FINITE_STEPS_BEFORE_STOP, resume, stop_requests, train
-from tiny import MODERN, B, Recorder, T, V, random_ids, run_config, write_corpus
+from tiny import (
+    MODERN,
+    B,
+    Recorder,
+    StopAfter,
+    T,
+    V,
+    bytes_of,
+    random_ids,
+    run_config,
+    write_corpus,
+)
 
 # The package minigpt has a function of the module's name, which hides the module.
 train_module = importlib.import_module("minigpt.train")
@@ -46,11 +57,6 @@ def no_measuring(monkeypatch):
 
 def weights_of(run_dir: Path, which: str = "last") -> dict[str, torch.Tensor]:
     return load_file(checkpoint_folder(run_dir, which) / "model.safetensors")
-
-
-def bytes_of(run_dir: Path, which: str = "last") -> list[bytes]:
-    folder = checkpoint_folder(run_dir, which)
-    return [(folder / name).read_bytes() for name in ("model.safetensors", "trainer.safetensors")]
 
 
 def losses(told: Recorder) -> list[float]:
@@ -80,19 +86,6 @@ def test_what_a_callback_draws_changes_nothing_but_another_seed_does(corpus, tmp
     train(run_config(corpus), tmp_path / "a")
     train(run_config(corpus, seed=2), tmp_path / "b")
     assert bytes_of(tmp_path / "a") != bytes_of(tmp_path / "b")
-
-
-class StopAfter(Recorder):
-    """A callback that presses Ctrl-C once a step is done."""
-
-    def __init__(self, step: int, number: int = signal.SIGINT) -> None:
-        super().__init__()
-        self.step, self.number = step, number
-
-    def __call__(self, event):
-        super().__call__(event)
-        if isinstance(event, Stepped) and event.step == self.step:
-            os.kill(os.getpid(), self.number)
 
 
 # 5 and 10 are where a validation is due: it must not be lost.

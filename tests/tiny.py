@@ -4,7 +4,9 @@ No two sizes are equal or trade places unseen: B batch · T sequence · H heads 
 F d_ff · V vocabulary · L layers. K is even, for rotary positions turn pairs.
 """
 
+import os
 import random
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from minigpt.checkpoint import Run
+from minigpt.checkpoint import Run, Which, checkpoint_folder
 from minigpt.config import Config, ModelConfig, OptimConfig, TokenizerConfig, TokenizerKind
 from minigpt.corpus import open_corpus
 from minigpt.data import fit_tokenizer
-from minigpt.events import Event
+from minigpt.events import Event, Stepped
 from minigpt.layers.attention import taught_causal_attention
 from minigpt.model import MiniGPT
 
@@ -196,3 +198,22 @@ class Recorder:
 
     def of(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
+
+
+class StopAfter(Recorder):
+    """A callback that presses Ctrl-C, or sends another signal, once a step is done."""
+
+    def __init__(self, step: int, number: int = signal.SIGINT) -> None:
+        super().__init__()
+        self.step, self.number = step, number
+
+    def __call__(self, event: Event) -> None:
+        super().__call__(event)
+        if isinstance(event, Stepped) and event.step == self.step:
+            os.kill(os.getpid(), self.number)
+
+
+def bytes_of(run_dir: Path, which: Which | int = "last") -> list[bytes]:
+    """Return a checkpoint's weights, and its optimizers and generators, as they are on the disk."""
+    folder = checkpoint_folder(run_dir, which)
+    return [(folder / name).read_bytes() for name in ("model.safetensors", "trainer.safetensors")]
