@@ -282,7 +282,7 @@ def test_the_end_says_how_many_steps_were_skipped(run_dir, open_report):
     report = open_report()
     report(started(run_dir))
     report(Finished(9, 3.0, None, "non-finite", False, {"steps": 9, "skipped_steps": 5}))
-    assert "5 steps were skipped, since their gradient was not finite" in shown(report)
+    assert "5 steps skipped: the gradient was not finite" in shown(report)
 
 
 def test_a_sample_cannot_command_the_terminal(run_dir, open_report):
@@ -444,7 +444,7 @@ def test_a_run_that_ended_before_a_validation_has_a_report_too(run_dir, open_rep
     report(started(run_dir))
     report(Finished(1, 3.0, None, "interrupted", True, {"steps": 1}))
     assert json.loads((run_dir / "report.json").read_text(encoding="utf-8"))["valid"] is None
-    assert shown(report).splitlines()[-1] == "1 steps in 0:03 (interrupted)"
+    assert shown(report).splitlines()[-1] == "1 step in 0:03 (interrupted)"
 
 
 def test_the_commit_is_that_of_the_checkout_or_none(tmp_path):

@@ -102,7 +102,13 @@ def test_nothing_is_lost_but_blanks_marks_and_case(words, case):
         ("isn't", "isn 't"),
         ("boys'", "boys '"),
         ('"Hello!"', '" Hello ! "'),
-        ("it's...", "it 's . . ."),
+        ("it's...", "it 's ..."),
+        ("U.S.,", "U.S. ,"),
+        ("(Dr.", "( Dr."),
+        ("last.", "last ."),
+        ("@-@", "@-@"),
+        ("==", "=="),
+        ("<unk>", "<unk>"),
         ("-5", "- 5"),
         ("a,b", "a , b"),
         ("don't-care", "don 't @-@ care"),
@@ -124,6 +130,64 @@ def test_a_prompt_may_be_typed_as_in_a_book():
     assert tokenizer.encode_prompt(lines) == tokenizer.encode(lines)
     bytewise = bpe()
     assert bytewise.encode_prompt(" a, b's ") == bytewise.encode(" a, b's ")
+
+
+MARKED = [
+    " = Title = ",
+    " ",
+    ' The band \'s 1 @,@ 000 well @-@ known " fans " , of 1990 – 91 : none . ',
+    " A co @-@ op @-@ run U.S. mill ( 6 @.@ 1 m ) isn 't it ? ",
+]
+
+
+def test_a_bpe_that_learned_wikitext_writes_as_a_book_does():
+    bpe = Tokenizer.train(TokenizerConfig("bpe", 500), lambda: MARKED * 3)
+    words = Tokenizer.train(TokenizerConfig("wikitext", 0), lambda: MARKED)
+    text = "\n".join(MARKED)
+    ids = bpe.encode(text)
+    assert bpe.decode(ids) == bpe.decode(ids, raw=True) == text
+    exact = bpe.speller(raw=True)
+    assert "".join(map(exact.add, ids)) == text
+    speller = bpe.speller()
+    shown = "".join([*map(speller.add, ids), speller.rest()])
+    assert shown == words.decode(words.encode(text))
+    assert shown.endswith("\nA co-op-run U.S. mill (6.1 m) isn't it?")
+    # Typed as in a book, a prompt is what the text has, but for the blank that may follow.
+    assert bpe.encode_prompt(shown) == bpe.encode(text.removesuffix(" "))
+    assert bpe.encode_prompt(text) == bpe.encode_prompt(shown)
+    assert bpe.encode_prompt("") == []
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    text=st.lists(st.sampled_from([*SIGNS, "\n", "word"]), max_size=31).map(" ".join),
+    at=st.integers(0, 60),
+)
+def test_a_respelt_text_is_the_same_however_it_is_cut(text, at):
+    bpe = Tokenizer.train(TokenizerConfig("bpe", 500), lambda: MARKED)
+    ids = bpe.encode(text)
+    whole = bpe.speller()
+    shown = "".join([*map(whole.add, ids), whole.rest()])
+    assert shown == written(text)
+    # Where the beginning was shown already, between two words, the rest follows as it would.
+    after = bpe.encode(text[:at].rpartition(" ")[0])
+    if ids[: len(after)] == after:
+        first, rest = bpe.speller(), bpe.speller(after)
+        begin = "".join([*map(first.add, after), first.rest()])
+        rest_shown = "".join([*map(rest.add, ids[len(after) :]), rest.rest()])
+        held = begin[-1:] in "–:"  # a sign that would have waited for the next word
+        assert held or begin + rest_shown == shown
+
+
+def test_a_word_that_the_prompt_began_goes_on():
+    bpe = Tokenizer.train(TokenizerConfig("bpe", 500), lambda: MARKED)
+    speller = bpe.speller(bpe.encode(" The wel"))
+    assert "".join([*map(speller.add, bpe.encode("l @-@ known")), speller.rest()]) == "l-known"
+    plain = Tokenizer.train(TokenizerConfig("bpe", 300), lambda: ["no marks , here"])
+    assert not plain.in_words
+    assert plain.encode_prompt("well-known ,") == plain.encode("well-known ,")
+    speller = plain.speller()
+    assert "".join(map(speller.add, plain.encode("well @-@ known ,"))) == "well @-@ known ,"
 
 
 def test_plain_words_stand_apart_as_they_are():

@@ -92,3 +92,9 @@ Callback = Callable[[Event], None]
 
 def ignore(event: Event) -> None:
     """Take note of nothing."""
+
+
+def counted(number: float, noun: str) -> str:
+    """Return number and noun as they are read: `1 step`, `1,000 steps`, `0.5 minutes`."""
+    spoken = f"{number:,}" if isinstance(number, int) else f"{number:g}"
+    return f"{spoken} {noun}" if number == 1 else f"{spoken} {noun}s"

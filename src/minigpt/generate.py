@@ -119,9 +119,8 @@ class _Draft:
         # Begun with the prompt: whether a blank stands before a word depends on what it follows.
         self._speller = tokenizer.speller(self.text.ids, raw=wording.raw)
         self._stop_strings = StopStrings(wording.stop)
-        # A blank that the prompt of a word model ends in is the one before the first word.
-        by_words = tokenizer.unk_id is not None
-        self._has_blank = by_words and not wording.raw and prompt[-1:].isspace()
+        # A blank that a prompt in words ends in is the one before the first word.
+        self._has_blank = tokenizer.in_words and not wording.raw and prompt[-1:].isspace()
 
     def grow(self) -> str:
         """Return what the newest id shows, and end the text where a stop string is complete."""

@@ -30,7 +30,7 @@ from minigpt.attention_maps import write_figure
 from minigpt.config import Config, to_dict
 from minigpt.errors import UserError
 from minigpt.evaluate import Score, perplexity
-from minigpt.events import Event, Finished, Noted, Started, Stepped, Validated
+from minigpt.events import Event, Finished, Noted, Started, Stepped, Validated, counted
 from minigpt.files import atomic_write
 from minigpt.generate import Sample, samples
 from minigpt.metrics import (
@@ -149,14 +149,14 @@ class Report:
             "config": None if started is None else to_dict(started.config),
         }
         self.close()
-        text = f"{event.step:,} steps in {clock(event.elapsed_seconds)} ({event.reason})"
+        text = f"{counted(event.step, 'step')} in {clock(event.elapsed_seconds)} ({event.reason})"
         if valid is not None and started is not None:
             text += f": best valid {spoken(valid, started.tokenizer)}"
         self.line.say(text)
         if skipped := event.report.get("skipped_steps"):
-            self.line.say(f"{skipped:,} steps were skipped, since their gradient was not finite")
+            self.line.say(f"{counted(skipped, 'step')} skipped: the gradient was not finite")
         if self.advice.n_spikes > 1:
-            self.line.say(f"the loss jumped {self.advice.n_spikes:,} times")
+            self.line.say(f"the loss jumped {counted(self.advice.n_spikes, 'time')}")
         _write(self.run_dir / "report.json", to_json(report, indent=2) + "\n")
 
 

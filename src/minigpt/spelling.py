@@ -161,21 +161,27 @@ class Prose:
         return self._written(held) if held else ""
 
 
+_SHORTENED = "mr|mrs|ms|dr|st|prof|gen|col|capt|lt|sgt|jr|sr|vs"  # keep their full stop
 _PARTS = re.compile(
     rf"""
     (?P<inside> (?<=[0-9])[.,](?=[0-9]) | (?<=\w)-(?=\w) )
     | {_ENDING.pattern}\b
+    | \b(?:{_SHORTENED})\. | \b(?:[a-z]\.){{2,}} | \.{{2,}}
     | \w+ | [^\w\s]
     """,
     re.VERBOSE | re.IGNORECASE,
 )
+_MARKED = re.compile(r"@.{1,3}@|<unk>|=+")  # words that WikiText alone has
 
 
 def taken_apart(word: str) -> list[str]:
     """Return a word as WikiText has it: "well-known," is well, @-@, known and a comma.
 
-    What `Prose` puts together, for prompts that are typed as in a book.
+    What `Prose` puts together, for prompts that are typed as in a book. What WikiText has already
+    comes back as it is.
     """
+    if _MARKED.fullmatch(word):
+        return [word]
     return [f"@{found[0]}@" if found["inside"] else found[0] for found in _PARTS.finditer(word)]
 
 
@@ -201,6 +207,56 @@ class Bytes:
     def rest(self) -> str:
         """Return U+FFFD for a character that was begun, if one was."""
         return self._decoder.decode(b"", final=True)
+
+
+class Respelt:
+    """Pieces of words, as `Bytes` joins them, whose words `Prose` puts together.
+
+    For a bpe that learned WikiText: its words stand apart from their punctuation there too.
+    """
+
+    def __init__(self, exact: Spelling) -> None:
+        """Take what joins the pieces."""
+        self._exact = exact
+        self._prose = Prose(sentence_case=False)
+        self._word = ""  # begun, and ended by the blank to come
+        self._goes_on = False  # was the begin of the word given away already?
+
+    def add(self, token: str) -> str:
+        """Return the text of the words that are whole now."""
+        return self._read(self._exact.add(token))
+
+    def _read(self, text: str) -> str:
+        pieces = []
+        for part in re.split(r"([ \n])", text):
+            if part not in (" ", "\n"):
+                self._word += part
+                continue
+            pieces.append(self._ended_word())
+            if part == "\n":
+                pieces.append(self._prose.end_line())
+        return "".join(pieces)
+
+    def _ended_word(self) -> str:
+        word, self._word = self._word, ""
+        goes_on, self._goes_on = self._goes_on, False
+        if goes_on or not word:
+            return word
+        return self._prose.add(word)
+
+    def end_line(self) -> str:
+        """Return what was held back: a document ends, of which the line break was a character."""
+        rest = self.rest()
+        self._prose, self._goes_on = Prose(sentence_case=False), False
+        return rest
+
+    def rest(self) -> str:
+        """Return the word that was begun; more of it may follow."""
+        piece = self._read(self._exact.rest())
+        begun = bool(self._word) or self._goes_on
+        piece += self._ended_word() + self._prose.rest()
+        self._goes_on = begun
+        return piece
 
 
 def byte_letters() -> dict[str, int]:

@@ -28,7 +28,15 @@ from minigpt.config import TokenizerConfig, TokenizerKind
 from minigpt.errors import UserError
 from minigpt.files import atomic_write
 from minigpt.reading import read_text
-from minigpt.spelling import Bytes, PlainWords, Prose, Spelling, bytes_of_letters, taken_apart
+from minigpt.spelling import (
+    Bytes,
+    PlainWords,
+    Prose,
+    Respelt,
+    Spelling,
+    bytes_of_letters,
+    taken_apart,
+)
 from minigpt.tokenizer_file import MOST_BYTES, kind_of
 from minigpt.vocabulary import (
     BOS,
@@ -47,6 +55,8 @@ from minigpt.vocabulary import (
 _UNKNOWN_WORD = re.compile(r"(?<![^\s'.,()!?;:])<unk>(?![^\s'.,()!?;:])")
 # How the char kind spells a byte, as an entry of its own.
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+# A piece of bpe that only WikiText's marks teach (` @-@ `; Ġ is a blank).
+_MARK = "Ġ@-@"
 
 
 class Tokenizer:
@@ -59,6 +69,7 @@ class Tokenizer:
     bos_id: int | None
     pad_id: int | None
     special_ids: frozenset[int]  # not to be generated unasked: unk, pad and bos, in any spelling
+    in_words: bool  # is a text that it writes put together from words, as a book has them?
     fingerprint: str  # sha256 of tokenizer.json
 
     def __init__(self, tokenizer_json: str) -> None:
@@ -76,6 +87,7 @@ class Tokenizer:
         self._tokens = [self._library.id_to_token(i) or "" for i in range(self.vocab_size)]
         self._ids = {token: i for i, token in enumerate(self._tokens)}
         self._by_words = self.kind in ("basic_english", "wikitext")
+        self.in_words = self._by_words or (self.kind == "bpe" and _MARK in self._ids)
         needed = {"basic_english": (UNK, PAD, BOS, EOS), "wikitext": (UNK, EOS)}
         if "" in self._ids or not self._ids.keys() >= {*needed.get(self.kind, (EOS,))}:
             raise UserError(f"its ids have a gap, or {EOS} or {UNK} is missing among its tokens")
@@ -165,20 +177,25 @@ class Tokenizer:
     def encode_prompt(self, text: str) -> list[int]:
         """Return the ids of a text that was typed as in a book: `encode`, where that knows it all.
 
-        The wikitext kind knows "band 's" and not "band's": of what it does not know as it stands
-        the signs are set apart, as they are in the text that it learned.
+        WikiText knows "band 's" and not "band's": the signs are set apart, as they are in the text
+        that was learned, but of words that the wikitext kind knows as they stand. For a bpe that
+        learned it, a line has the blank at either end that it has there.
         """
-        if self.kind != "wikitext":
+        if self.kind == "basic_english" or not self.in_words:
             return self.encode(text)
-        lines = [
+        known = self._ids if self.kind == "wikitext" else {}
+        *whole, last = (
             " ".join(
                 part
                 for word in line.split()
-                for part in ([word] if word in self._ids else taken_apart(word))
+                for part in ([word] if word in known else taken_apart(word))
             )
             for line in text.split("\n")
-        ]
-        return self.encode("\n".join(lines))
+        )
+        if self.kind == "bpe":
+            whole = [f" {line} " if line else " " for line in whole]
+            last = f" {last}" if last else ""
+        return self.encode("\n".join([*whole, last]))
 
     def encode_lines(self, lines: Iterable[str]) -> Iterator[list[int]]:
         """Yield the ids of each line, `<eos>` included where the kind has it: what a model is fed.
@@ -199,23 +216,29 @@ class Tokenizer:
         line end that it stands for; other specials are left out. `raw` spells every one, and joins
         words by blanks, as they stand in the training text.
         """
-        speller = self.speller(raw=raw)
+        speller = self._speller(raw=raw, exact=raw or not self._by_words)
         return "".join([*map(speller.add, ids), speller.rest()])
 
     def speller(self, after: Iterable[int] = (), *, raw: bool = False) -> "Speller":
-        """Return what turns ids into text one by one; joined, it is what `decode` returns.
+        """Return what turns ids into text one by one, as people write it unless `raw`.
+
+        Joined, it is what `decode` returns, but for a bpe that learned WikiText: there `decode`
+        is exact, and this puts words together all the same.
 
         after   ids that the text begins with and that were shown already: whether a word stands
                 behind a blank depends on what it follows
         """
-        # To bpe and char an <unk> is text of the corpus like any other, which comes back as it was.
-        hidden_ids = self.special_ids if self._by_words and not raw else frozenset()
-        line_end_id = None if raw else self.eos_id
-        speller = Speller(self._tokens, self._spelling(raw), line_end_id, hidden_ids)
+        speller = self._speller(raw=raw, exact=raw)
         for i in after:
             speller.pass_over(i)
         speller.rest()
         return speller
+
+    def _speller(self, *, raw: bool, exact: bool) -> "Speller":
+        # To bpe and char an <unk> is text of the corpus like any other, which comes back as it was.
+        hidden_ids = self.special_ids if self._by_words and not raw else frozenset()
+        line_end_id = None if raw else self.eos_id
+        return Speller(self._tokens, self._spelling(exact), line_end_id, hidden_ids)
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Return one printable piece for each id; blanks and line ends show as ␣ and ⏎."""
@@ -240,13 +263,14 @@ class Tokenizer:
         token = token.replace(" ", "␣").replace("\n", "⏎")
         return token if token.isprintable() else repr(token)[1:-1]
 
-    def _spelling(self, raw: bool) -> Spelling:
-        """Return what puts the text of this kind's tokens together."""
+    def _spelling(self, exact: bool) -> Spelling:
+        """Return what puts the text of this kind's tokens together, or leaves words as they are."""
         if self.kind == "bpe":
-            return Bytes(bytes_of_letters)
+            pieces = Bytes(bytes_of_letters)
+            return Respelt(pieces) if self.in_words and not exact else pieces
         if self.kind == "char":
             return Bytes(_bytes_of_char)
-        return PlainWords() if raw else Prose(sentence_case=self.kind == "basic_english")
+        return PlainWords() if exact else Prose(sentence_case=self.kind == "basic_english")
 
     def _with_eos(self, ids: list[int]) -> list[int]:
         if ids or self.kind == "wikitext":

@@ -39,7 +39,16 @@ from minigpt.checkpoint import Run, Which
 from minigpt.config import BUDGETS, Config
 from minigpt.data import Batch
 from minigpt.evaluate import Score, evaluate
-from minigpt.events import Callback, Finished, Noted, Started, Stepped, Validated, ignore
+from minigpt.events import (
+    Callback,
+    Finished,
+    Noted,
+    Started,
+    Stepped,
+    Validated,
+    counted,
+    ignore,
+)
 from minigpt.optim import rate_factor, set_rates
 from minigpt.run_folder import locked, read_config
 from minigpt.training_state import TrainingState, begin, new_training, resumed_training
@@ -208,9 +217,9 @@ def _started(state: TrainingState) -> Started:
     """Return what there is to tell before the first step."""
     config = state.config
     budget = (
-        f"{config.minutes:g} minutes"
+        counted(config.minutes, "minute")
         if config.minutes is not None
-        else f"{state.total_steps():,} steps"
+        else counted(state.total_steps(), "step")
     )
     return Started(
         config=config,

@@ -50,6 +50,8 @@ from minigpt.tokenizer import Tokenizer
 
 # Compiling and its trial take tens of seconds, which a shorter run would not earn back.
 COMPILE_PAYS_FROM_SECONDS = 300
+# A share of the budget that is nearer to 1 is 1: sums of seconds and shares are not exact.
+ROUNDING = 1e-9
 # What the time of a validation is reckoned from before there was one.
 WINDOWS_OF_TRIAL_VALIDATION = 64
 # From this share of <unk> on, a perplexity says little about the text: the user is told what helps.
@@ -136,8 +138,10 @@ class TrainingState:
         if config.minutes is not None:
             # The last validation begins when the share is 1: its time is kept back.
             reserve = min(progress.validation_seconds, 30 * config.minutes)
-            return min(progress.elapsed_seconds / (60 * config.minutes - reserve), 1.0)
-        return min(progress.step / self.total_steps(), 1.0)
+            share = progress.elapsed_seconds / (60 * config.minutes - reserve)
+        else:
+            share = progress.step / self.total_steps()
+        return share if share < 1 - ROUNDING else 1.0
 
     def total_steps(self) -> int:
         """Return how many steps the budget is, where it is counted in steps or epochs."""
@@ -148,7 +152,7 @@ class TrainingState:
     def n_validations_due(self) -> int:
         """Return how many of the equal parts of the budget are used up."""
         # 1 / 49 · 49 is a little less than 1.
-        return int(self.share_used() * self.config.validations + 1e-9)
+        return int(self.share_used() * self.config.validations + ROUNDING)
 
     def save(self, names: list[Which], when_whole: Callable[[], None] = lambda: None) -> None:
         """Write a checkpoint, call when_whole, and let `names` point to it.
