@@ -1,13 +1,16 @@
 """The machine: what is there is taken, what is not there is a user's error."""
 
+import itertools
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from minigpt import machine
 from minigpt.errors import UserError
 from minigpt.machine import choose_device, choose_precision, matrix_rates, set_threads
 
@@ -96,6 +99,20 @@ def test_matrix_rates_are_measured_for_both_precisions():
     rates = matrix_rates(torch.device("cpu"), size=211)  # large enough for a busy machine
     assert set(rates) == {"float32", "bfloat16"}
     assert all(rate > 0 for rate in rates.values())
+
+
+@pytest.mark.parametrize(("a_product", "n_products"), [(0.01, 6), (0.06, 5), (0.2, 2), (5.0, 1)])
+def test_a_processor_without_bfloat16_does_not_pay_for_six_products(
+    monkeypatch, a_product, n_products
+):
+    readings = itertools.count()
+    # The clock is read before and after each, and tells a product's time further on.
+    monkeypatch.setattr(
+        machine, "time", SimpleNamespace(perf_counter=lambda: next(readings) * a_product)
+    )
+    rates = matrix_rates(torch.device("cpu"), size=50)
+    assert next(readings) == 2 * 2 * n_products
+    assert set(rates.values()) == {round(2 * 50**3 / a_product / 1e9, 1)}
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,11 @@ def one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-@each_name
+# The last one trains for a minute.
+in_test = [pytest.param(n, marks=[pytest.mark.slow] * n.startswith("7_")) for n in NAMES]
+
+
+@pytest.mark.parametrize("name", in_test)
 @pytest.mark.usefixtures("one_thread_each")
 def test_an_english_notebook_runs(
     name: str, tool: ModuleType, request: pytest.FixtureRequest

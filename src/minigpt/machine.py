@@ -16,6 +16,8 @@ from minigpt.errors import UserError
 # bfloat16 must be clearly faster, or its rounding is not worth it. Processors without instructions
 # for it are many times slower than in float32.
 WORTH_ROUNDING = 1.3
+# A processor of which a precision asks so much is slow enough in it for one product to tell.
+TRIAL_SECONDS = 0.25
 
 
 def choose_device(name: str) -> torch.device:
@@ -54,8 +56,8 @@ def matrix_rates(device: torch.device, size: int = 768) -> dict[str, float]:
     rates = {}
     for precision, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
         a = torch.ones(size, size, device=device, dtype=dtype)
-        seconds = []
-        for _ in range(6):
+        seconds: list[float] = []
+        while len(seconds) < 6 and sum(seconds) < TRIAL_SECONDS:
             started_at = time.perf_counter()
             # Reading one number waits for the product, on devices that compute in the background.
             (a @ a)[0, 0].item()

@@ -14,12 +14,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
 from torch import nn
 from torch.optim import AdamW, Optimizer
+from torch.overrides import TorchFunctionMode
 
 from minigpt.config import ModelConfig
 from minigpt.errors import require
@@ -31,6 +32,9 @@ MOST_HEADER_BYTES = 1 << 25
 MOST_CONTEXT_NUMBERS = 1 << 27
 # The tables of positions are computed in float64, by way of several others of their size.
 _COST_OF_TABLES = 4
+
+# How modules of PyTorch and ours draw them.
+_FIRST_WEIGHTS = {nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_}
 
 _WEIGHTS = {"F16", "BF16", "F32", "F64"}
 _STATE, _GENERATOR = {"F32"}, {"U8"}
@@ -66,9 +70,8 @@ def check_weights(path: Path, config: ModelConfig) -> None:
     # Before anything is built: ten thousand layers take their time even without numbers.
     n_least = config.n_layers + (len(config.cutoffs) if config.output == "adaptive" else 0)
     require(n_least <= len(found), f"{path.name} has {len(found)} tensors, of more layers")
-    with torch.device("meta"):
-        one_layer = MiniGPT(replace(config, n_layers=1))
-    expected = _shapes(one_layer, config.n_layers)
+    one_layer = _hollow_layer(config)
+    expected = _shapes(one_layer, config)
     known = set[str]().union(*expected)
     for name in found:
         require(name in known, f"{path.name} has a tensor {name} too many")
@@ -77,10 +80,31 @@ def check_weights(path: Path, config: ModelConfig) -> None:
         said = [found[name] for name in names if name in found]
         require(len(said) == 1, f"{path.name} has {len(said)} tensors {names[0]}")
         _require_tensor(path, names[0], said[0], shape, _WEIGHTS)
-    _require_context(one_layer, config.n_layers, sum(s.numel() for s in expected.values()))
+    _require_context(one_layer, config, sum(shape.numel() for shape in expected.values()))
 
 
-def _shapes(one_layer: MiniGPT, n_layers: int) -> dict[tuple[str, ...], torch.Size]:
+class _Unfilled(TorchFunctionMode):
+    """Leaves out what would compute on the meta device: first weights, and a scalar's value.
+
+    PyTorch does that in Python, by way of its compiler, which takes a second or two to import.
+    """
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        given = kwargs or {}
+        if function in _FIRST_WEIGHTS:
+            return given["tensor"] if "tensor" in given else args[0]
+        return function(*args, **(given | {"device": "cpu"} if function is torch.tensor else given))
+
+
+def _hollow_layer(config: ModelConfig) -> MiniGPT:
+    """Return a model of one layer without numbers, with learned positions: they have no table."""
+    with torch.device("meta"), _Unfilled():
+        return MiniGPT(replace(config, n_layers=1, position="learned"))
+
+
+def _shapes(one_layer: MiniGPT, config: ModelConfig) -> dict[tuple[str, ...], torch.Size]:
     """Return the shape of each parameter of a model, by the names that it goes by."""
     by_parameter: dict[nn.Parameter, list[str]] = defaultdict(list)
     for name, parameter in one_layer.named_parameters(remove_duplicate=False):
@@ -89,35 +113,41 @@ def _shapes(one_layer: MiniGPT, n_layers: int) -> dict[tuple[str, ...], torch.Si
     for parameter, names in by_parameter.items():
         inside = names[0].startswith("blocks.0.")
         # All blocks are alike, so that one need be built.
-        for i in range(n_layers if inside else 1):
+        for i in range(config.n_layers if inside else 1):
             at = tuple(name.replace("blocks.0.", f"blocks.{i}.", 1) for name in names)
             shapes[at if inside else tuple(names)] = parameter.shape
+    if config.position != "learned":
+        del shapes["positions.weight",]
     return shapes
 
 
 def check_context(config: ModelConfig) -> None:
     """Raise UserError for a context so long that the run could be trained, but never opened."""
-    with torch.device("meta"):
-        one_layer = MiniGPT(replace(config, n_layers=1))
-    shapes = _shapes(one_layer, config.n_layers)
-    _require_context(one_layer, config.n_layers, sum(s.numel() for s in shapes.values()))
+    one_layer = _hollow_layer(config)
+    shapes = _shapes(one_layer, config)
+    _require_context(one_layer, config, sum(shape.numel() for shape in shapes.values()))
 
 
-def _require_context(one_layer: MiniGPT, n_layers: int, n_weights: int) -> None:
+def _require_context(one_layer: MiniGPT, config: ModelConfig, n_weights: int) -> None:
     """Raise UserError where a context would take far more memory than the weights.
 
     The weights say nothing of its length: positions that are computed have none.
     """
-    config = one_layer.config
     cache = one_layer.new_cache(1)
-    tables = sum(buffer.numel() for buffer in one_layer.buffers())
-    cached = n_layers * sum(part.numel() for part in (*cache.keys, *cache.values))
-    n_numbers = _COST_OF_TABLES * tables + cached + config.context_length * config.d_model
+    cached = config.n_layers * sum(part.numel() for part in (*cache.keys, *cache.values))
+    tables = _COST_OF_TABLES * _n_table_numbers(one_layer, config)
+    n_numbers = tables + cached + config.context_length * config.d_model
     require(
         n_numbers <= max(MOST_CONTEXT_NUMBERS, 4 * n_weights),
         f"context_length {config.context_length:,} takes {4 * n_numbers:,} bytes, its weights "
         f"{4 * n_weights:,}",
     )
+
+
+def _n_table_numbers(one_layer: MiniGPT, config: ModelConfig) -> int:
+    """Return how many numbers a model has beside its weights: angles of positions, for the most."""
+    width = {"sinusoidal": config.d_model, "rotary": config.d_head}.get(config.position, 0)
+    return config.context_length * width + sum(table.numel() for table in one_layer.buffers())
 
 
 def check_states(path: Path, optimizers: Sequence[Optimizer]) -> None:
