@@ -23,10 +23,11 @@ run: .venv/run.stamp
 	$(BIN)/minigpt quickstart
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow" --durations=10
+	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist worksteal --durations=10
 
-test-all: lint
-	$(BIN)/python -m pytest --durations=25
+# One after the other: some of them measure time.
+test-all: test
+	$(BIN)/python -m pytest -m slow --durations=25
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .

@@ -1,4 +1,8 @@
-"""What every test file may use: the real data where it is, a cache of its own, one thread."""
+"""What every test file may use: the real data where it is, a cache of its own, one thread.
+
+`make test` runs files side by side, each process on a core of its own, with all that it starts:
+threads of two that share cores wait for each other ten times as long as they compute.
+"""
 
 import os
 from collections.abc import Iterator
@@ -6,6 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+
+
+def pytest_configure() -> None:
+    """Keep the tests of a worker on its own core, before anything has counted cores."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    if worker and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(worker) % len(cores)]})
 
 
 @pytest.fixture(scope="session", autouse=True)

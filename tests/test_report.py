@@ -18,7 +18,7 @@ from rich.console import Console
 from minigpt.config import Config, ModelConfig, TokenizerConfig
 from minigpt.errors import UserError
 from minigpt.evaluate import Score
-from minigpt.events import Finished, Noted, Started, Stepped, Validated
+from minigpt.events import Finished, Noted, Started, Stepped, Validated, counted
 from minigpt.generate import Sample
 from minigpt.metrics import (
     clock,
@@ -196,6 +196,14 @@ def test_markup_in_a_note_or_in_a_text_is_only_text(run_dir, open_report):
 )
 def test_durations_are_spoken(seconds, text):
     assert clock(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(1, "1 step"), (0, "0 steps"), (1_000, "1,000 steps"), (1.0, "1 step"), (0.5, "0.5 steps")],
+)
+def test_one_is_singular(number, text):
+    assert counted(number, "step") == text
 
 
 def test_perplexity_is_exp_and_never_overflows():

@@ -179,6 +179,17 @@ def test_a_respelt_text_is_the_same_however_it_is_cut(text, at):
         assert held or begin + rest_shown == shown
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=30) | st.text("@- ,\n.\"'s0\x1c\u2028語", max_size=30))
+def test_a_respelt_text_loses_nothing_but_blanks_and_marks(text):
+    bpe = Tokenizer.train(TokenizerConfig("bpe", 500), lambda: MARKED)
+    speller = bpe.speller()
+    shown = "".join([*map(speller.add, bpe.encode(text)), speller.rest()])
+    bare = str.maketrans("", "", "@ \n")
+    assert shown.translate(bare) == text.translate(bare)
+    assert shown.count("\n") == text.count("\n")
+
+
 def test_a_word_that_the_prompt_began_goes_on():
     bpe = Tokenizer.train(TokenizerConfig("bpe", 500), lambda: MARKED)
     speller = bpe.speller(bpe.encode(" The wel"))
