@@ -219,11 +219,12 @@ def test_without_a_compiler_on_the_machine_it_runs_eagerly(model, monkeypatch, t
     """nanoGPT#140: a machine without a compiler ended the run in a page of traceback."""
     import torch._inductor.config as inductor
 
-    monkeypatch.setattr(inductor.cpp, "cxx", ("no-such-compiler",))
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # nothing is compiled already
     torch.compiler.reset()
-    is_compiled, line = choose_compile("on", model, run_pass)
+    # Its own patch: monkeypatch would leave the setting hidden from every test to come.
+    with inductor.patch({"cpp.cxx": ("no-such-compiler",)}):
+        is_compiled, line = choose_compile("on", model, run_pass)
     assert not is_compiled
     assert line.startswith("running eagerly: torch.compile failed (")
     assert "\n" not in line

@@ -1,5 +1,6 @@
 """Tokens to text as people write it."""
 
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -188,6 +189,19 @@ def test_a_respelt_text_loses_nothing_but_blanks_and_marks(text):
     bare = str.maketrans("", "", "@ \n")
     assert shown.translate(bare) == text.translate(bare)
     assert shown.count("\n") == text.count("\n")
+
+
+def test_wikitext2_read_by_bpe_has_no_mark_left(wikitext2):
+    """So generate shows it for `modern` and `gpt2`, whose pieces know nothing of words."""
+    lines = (wikitext2 / "wiki.test.tokens").read_text("utf-8").split("\n")[:600]
+    bpe = Tokenizer.train(TokenizerConfig("bpe", 2_000), lambda: lines)
+    text = "\n".join(lines)
+    speller = bpe.speller()
+    shown = "".join([*map(speller.add, bpe.encode(text)), speller.rest()])
+    mark = re.compile(r"@.@| [,.;:!?)\]]|[(\[] ")
+    assert len(mark.findall(text)) > 3_000
+    assert mark.findall(shown) == []
+    assert shown == written(text)
 
 
 def test_a_word_that_the_prompt_began_goes_on():
