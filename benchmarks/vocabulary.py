@@ -119,7 +119,7 @@ def training_state(config: Config, vocab_size: int) -> TrainingState:
         tokenizer=none,
         model=model,
         objective=Objective(model),
-        optimizers=make_optimizers(model, config.optim),
+        optimizers=make_optimizers(model, config.optim, config.precision),
         batches=none,
         valid=none,
         device=torch.device("cpu"),

@@ -5,6 +5,7 @@ threads of two that share cores wait for each other ten times as long as they co
 """
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,12 @@ import torch
 
 
 def pytest_configure() -> None:
-    """Keep the tests of a worker on its own core, before anything has counted cores."""
+    """Keep the tests of a worker on its own core, before anything has counted cores.
+
+    And let Ctrl-C be heard by what tests start: a shell hides it from what runs in the background,
+    and children inherit that.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
     if worker and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))

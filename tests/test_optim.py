@@ -8,15 +8,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.optim import AdamW, Muon
+from torch.optim import AdamW
 from transformers import Trainer
 
 from minigpt.config import ModelConfig, OptimConfig, load_preset, preset_names
 from minigpt.model import MiniGPT, Objective
 from minigpt.optim import (
+    Muon,
     decayed_parameters,
     hidden_matrices,
     make_optimizers,
+    orthogonal,
     rate_factor,
     set_rates,
 )
@@ -118,6 +120,62 @@ def test_the_settings_reach_the_optimizers():
     assert all(group["eps"] == 1e-5 for group in adam.param_groups)
     assert muon.param_groups[0]["momentum"] == 0.9
     assert muon.param_groups[0]["nesterov"]
+
+
+SHAPES = [(8, 8), (24, 8), (8, 24), (1, 5)]
+
+
+def test_muon_in_bfloat16_is_that_of_pytorch_to_the_bit():
+    torch.manual_seed(1)
+    ours, theirs = ([nn.Parameter(torch.ones(shape)) for shape in SHAPES] for _ in range(2))
+    settings = {"lr": 0.1, "weight_decay": 0.3, "momentum": 0.8}
+    muon, reference = Muon(ours, torch.bfloat16, **settings), torch.optim.Muon(theirs, **settings)
+    for _ in range(4):
+        for one, other in zip(ours, theirs, strict=True):
+            one.grad = torch.randn_like(one)
+            other.grad = one.grad.clone()
+        muon.step()
+        reference.step()
+        for one, other in zip(ours, theirs, strict=True):
+            assert torch.equal(one, other)
+    found, expected = muon.state_dict(), reference.state_dict()
+    assert found["param_groups"] == expected["param_groups"]
+    for i, state in expected["state"].items():
+        assert state.keys() == found["state"][i].keys()
+        assert all(torch.equal(tensor, found["state"][i][key]) for key, tensor in state.items())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 0.1)])
+def test_an_orthogonal_update_has_the_directions_of_the_matrix(shape, dtype, error):
+    torch.manual_seed(1)
+    matrix = torch.randn(shape)
+    before = matrix.clone()
+    found = orthogonal(matrix, dtype)
+    assert found.dtype == dtype
+    assert torch.equal(matrix, before)
+    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+    inside = left.T @ found.float() @ right.T  # what became of the singular values
+    off = inside - inside.diagonal().diag()
+    assert off.abs().max() < error
+    assert 0.6 < inside.diagonal().min() <= inside.diagonal().max() < 1.3
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_muon_computes_in_the_precision_of_the_model(precision, monkeypatch):
+    seen = set()
+
+    def watched(matrix, dtype):
+        seen.add(dtype)
+        return orthogonal(matrix, dtype)
+
+    monkeypatch.setattr("minigpt.optim.orthogonal", watched)
+    model = make_model(PARTS["wikitext2-10min"])
+    optimizers = make_optimizers(model, OptimConfig(), precision)
+    Objective(model)(random_ids(B, T), random_ids(B, T))[0].backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    assert seen == {getattr(torch, precision)}
 
 
 PLAN = OptimConfig(warm_up=0.2, hold=0.6, final_rate=0.25)

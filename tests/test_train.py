@@ -255,12 +255,12 @@ def inject(monkeypatch, bad_steps: set[int]) -> None:
     """Let the gradient of some steps, counted from 1, have a NaN in it."""
     counter = itertools.count(1)
 
-    def make_optimizers_with_a_fault(model, config):
+    def make_optimizers_with_a_fault(model, *settings):
         def hook(gradient):
             return gradient * math.nan if next(counter) in bad_steps else gradient
 
         model.norm.weight.register_hook(hook)
-        return make_optimizers(model, config)
+        return make_optimizers(model, *settings)
 
     monkeypatch.setattr(training_state, "make_optimizers", make_optimizers_with_a_fault)
 

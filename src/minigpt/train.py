@@ -260,35 +260,9 @@ def _stepped(
 
 
 def _validate(state: TrainingState) -> None:
-    """Score all of valid, write a checkpoint, tell what came out.
-
-    All of it, each token once: random windows of valid would be cheaper, and noisier than the
-    differences that early stopping and the choice of the best checkpoint have to see.
-    The result is noted in the progress before that is saved, so that a run that goes on from here
-    neither validates again nor forgets what was best.
-    """
-    progress, began_at = state.progress, perf_counter()
-    # In the precision of training; `minigpt evaluate` computes in float32 always.
-    with state.autocast():
-        score = evaluate(state.model, state.valid, state.tokenizer.eos_id)
-    before = progress.best
-    # A score that is not a number is beaten by any other, and beats none.
-    is_best = before is None or math.isnan(before["nats"]) or score.nats < before["nats"]
-    progress.n_validations = state.n_validations_due()
-    progress.validations_since_best = 0 if is_best else progress.validations_since_best + 1
-    if is_best:
-        progress.best = asdict(score)
-    train_loss = progress.take_mean_loss()
-    validated = Validated(
-        step=progress.step,
-        progress=state.share_used(),
-        score=score,
-        train_loss=train_loss,
-        is_best=is_best,
-        elapsed_seconds=progress.elapsed_seconds,
-        model=state.model,
-        tokenizer=state.tokenizer,
-    )
+    """Score all of valid, write a checkpoint, tell what came out."""
+    began_at, before = perf_counter(), state.progress.best
+    validated = _scored(state)
     # Told when the checkpoint is whole and not yet named: whoever is killed just then goes on from
     # the one before, validates again and tells it again, and nothing is told twice or never.
     told: list[Validated] = []
@@ -298,12 +272,43 @@ def _validate(state: TrainingState) -> None:
             told.append(event)
             state.on_event(event)
 
-    names: list[Which] = ["best", "last"] if is_best else ["last"]
+    names: list[Which] = ["best", "last"] if validated.is_best else ["last"]
     if not _save(state, names, lambda: tell(validated)):
-        progress.best = before  # there is nothing to open that scored so
+        state.progress.best = before  # there is nothing to open that scored so
         tell(replace(validated, is_best=False))
     # The callback's work (samples, pictures) counts: it will be there the last time too.
-    progress.validation_seconds = perf_counter() - began_at
+    state.progress.validation_seconds = perf_counter() - began_at
+
+
+def _scored(state: TrainingState) -> Validated:
+    """Score all of valid and note the result in the progress.
+
+    All of it, each token once: random windows of valid would be cheaper, and noisier than the
+    differences that early stopping and the choice of the best checkpoint have to see.
+    Noted before it is saved, so that a run that goes on from there neither validates again nor
+    forgets what was best.
+    """
+    progress = state.progress
+    # In the precision of training; `minigpt evaluate` computes in float32 always.
+    with state.autocast():
+        score = evaluate(state.model, state.valid, state.tokenizer.eos_id)
+    best = progress.best
+    # A score that is not a number is beaten by any other, and beats none.
+    is_best = best is None or math.isnan(best["nats"]) or score.nats < best["nats"]
+    progress.n_validations = state.n_validations_due()
+    progress.validations_since_best = 0 if is_best else progress.validations_since_best + 1
+    if is_best:
+        progress.best = asdict(score)
+    return Validated(
+        step=progress.step,
+        progress=state.share_used(),
+        score=score,
+        train_loss=progress.take_mean_loss(),
+        is_best=is_best,
+        elapsed_seconds=progress.elapsed_seconds,
+        model=state.model,
+        tokenizer=state.tokenizer,
+    )
 
 
 def _save(

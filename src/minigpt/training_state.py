@@ -222,7 +222,7 @@ def new_training(
         tokenizer=tokenizer,
         model=model,
         objective=Objective(model),
-        optimizers=make_optimizers(model, config.optim),
+        optimizers=make_optimizers(model, config.optim, config.precision),
         batches=batches,
         train=train_stream,
         valid=valid_stream,
@@ -319,7 +319,7 @@ def resumed_training(run_dir: Path, on_event: Callback, wished: Config | None) -
     model = load_weights(folder, config).to(device)
     if config.compile == "on":
         compile_blocks(model)
-    optimizers = make_optimizers(model, config.optim)
+    optimizers = make_optimizers(model, config.optim, config.precision)
     train_stream = prepare(corpus, "train", tokenizer)
     valid_stream = prepare(corpus, "valid", tokenizer)
     rates = matrix_rates(device)
