@@ -108,7 +108,8 @@ def test_nothing_is_lost_but_blanks_marks_and_case(words, case):
         ("(Dr.", "( Dr."),
         ("last.", "last ."),
         ("@-@", "@-@"),
-        ("==", "=="),
+        ("==", "= ="),  # a heading below a title is "= = A heading = ="
+        ("=", "="),
         ("<unk>", "<unk>"),
         ("-5", "- 5"),
         ("a,b", "a , b"),
@@ -189,6 +190,17 @@ def test_a_respelt_text_loses_nothing_but_blanks_and_marks(text):
     bare = str.maketrans("", "", "@ \n")
     assert shown.translate(bare) == text.translate(bare)
     assert shown.count("\n") == text.count("\n")
+
+
+@pytest.mark.parametrize("kind", ["wikitext", "bpe"])
+def test_a_heading_typed_as_it_is_shown_is_that_of_the_text(kind):
+    lines = [*MARKED, " = = A heading = = "] * 3
+    tokenizer = Tokenizer.train(TokenizerConfig(kind, 500 if kind == "bpe" else 0), lambda: lines)
+    ids = tokenizer.encode(" = = A heading = =")
+    speller = tokenizer.speller()
+    shown = "".join([*map(speller.add, ids), speller.rest()])
+    assert shown == "== A heading =="
+    assert tokenizer.encode_prompt(shown) == ids
 
 
 def test_wikitext2_read_by_bpe_has_no_mark_left(wikitext2):

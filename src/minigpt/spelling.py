@@ -171,7 +171,6 @@ _PARTS = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-_MARKED = re.compile(r"@.{1,3}@|<unk>|=+")  # words that WikiText alone has
 
 
 def taken_apart(word: str) -> list[str]:
@@ -180,7 +179,7 @@ def taken_apart(word: str) -> list[str]:
     What `Prose` puts together, for prompts that are typed as in a book. What WikiText has already
     comes back as it is.
     """
-    if _MARKED.fullmatch(word):
+    if word == "<unk>" or _INSIDE.fullmatch(word):
         return [word]
     return [f"@{found[0]}@" if found["inside"] else found[0] for found in _PARTS.finditer(word)]
 
