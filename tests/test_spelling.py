@@ -192,6 +192,14 @@ def test_a_respelt_text_loses_nothing_but_blanks_and_marks(text):
     assert shown.count("\n") == text.count("\n")
 
 
+def test_a_new_document_owes_the_one_before_nothing():
+    bpe = Tokenizer.train(TokenizerConfig("bpe", 500), lambda: MARKED)
+    ids = [*bpe.encode(' left " open'), bpe.eos_id, *bpe.encode(' " Two " here')]
+    speller = bpe.speller()
+    shown = [speller.add(i) for i in ids]
+    assert "".join([*shown, speller.rest()]) == 'left "open"Two" here'
+
+
 @pytest.mark.parametrize("kind", ["wikitext", "bpe"])
 def test_a_heading_typed_as_it_is_shown_is_that_of_the_text(kind):
     lines = [*MARKED, " = = A heading = = "] * 3
